@@ -125,6 +125,7 @@ SLOW = (
     "integration/test_how_do_i.py",
     "integration/test_stored_data.py",
     "integration/test_walks.py",
+    "features/marking/test_paths.py",
     "features/marking/test_stream.py",
     "unit/tools/test_expression_figures.py",
     "property/test_worldwide.py",

@@ -1,27 +1,41 @@
 """Study the watermark: detection rates after attacks, false alarms, quality and cost, as one JSON object.
 
-    python -m tools.watermark_study [--recordings DIR ...] [--quality] > study.json
+    python -m tools.watermark_study --cache DIR [--recordings DIR ...] [--minutes 8] [--quality] > study.json
 
-The speech is that of all voices of the CPU engine. ``--recordings`` names folders of unmarked audio, such as the human
-prompts of Debian's packages ``asterisk-core-sounds-*-wav``; they count for false alarms only. MP3 and Opus need PyAV
-(extra ``media``), ``--quality`` the extra ``quality``.
+The speech is that of all voices that are installed: those of the CPU engine and of model directories of CosyVoice, such
+as ``pip install packages/tts-worker-voices packages/tts-worker-voice-nano`` installs. ``--recordings`` names folders of
+unmarked audio, such as the human prompts of Debian's packages ``asterisk-core-sounds-*-wav``; they count for false
+alarms only. MP3 and Opus need PyAV (extra ``media``), ``--quality`` the extra ``quality``.
+
+``--cache`` keeps speech and the figures that are done, so that a run that was ended continues. Figures are made anew
+when the watermark or this program has changed; delete the folder when a voice has.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import hashlib
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
-from typing import Any
+from time import process_time, thread_time
+from typing import Any, ParamSpec
 
 import numpy as np
 import soxr
+from tests.conftest import serving
 from tests.quality.judge import Judge, missing_reason
 from tests.quality.sentences import SENTENCES
+from websockets.asyncio.client import connect
 
+from tts_worker.atomic_files import write_atomically
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.encoders import WavData, wav_header
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
@@ -29,22 +43,26 @@ from tts_worker.audio.pcm import Floats, to_float, to_pcm
 from tts_worker.engine.factory import EngineFactory
 from tts_worker.engine.shell import EngineShell
 from tts_worker.errors import InvalidRequest
+from tts_worker.features import marking
 from tts_worker.features.marking import detector
 from tts_worker.features.marking.pattern import known_signs
 from tts_worker.features.marking.watermark import DEPTHS, Watermark, watermark_gains
-from tts_worker.settings import HibariEngineSettings
+from tts_worker.settings import load_settings
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Segment, SynthesisParams, UtteranceKey
+from tts_worker.voices.installed import installed_voices
 
 _ID = 0x5EED1234
 _HELD_OUT = Path(__file__).parent / "train" / "held_out.txt"
 _CASES = Path(__file__).parents[1] / "tests" / "data" / "reading" / "english_cases.tsv"
 _SUFFIXES = (".wav", ".mp3", ".ogg", ".flac")
 _EXCERPT_S, _LONG_S = 5, 20
-_CASES_PER_PART = 25
+_PART_S = 60
 _OTHER_PATTERNS = 1
 """Patterns besides the true one with which unmarked audio is scored: more windows than there is audio for."""
-_JUDGED = len(SENTENCES)
+_CALLS = 24
+_CHUNKS_MS = (20, 40, 100, 250, 500)
 
+P = ParamSpec("P")
 Attack = Callable[[Floats], tuple[Floats, int]]
 """Returns the audio and its rate, from audio at 24 kHz."""
 
@@ -52,47 +70,60 @@ Attack = Callable[[Floats], tuple[Floats, int]]
 def main() -> None:
     """Print the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", required=True, type=Path, metavar="DIR", help="folder of speech and figures")
     parser.add_argument("--recordings", nargs="*", default=(), type=Path, metavar="DIR", help="unmarked audio")
+    parser.add_argument("--minutes", type=float, default=8, help="unmarked speech of each voice (default 8)")
     parser.add_argument("--quality", action="store_true", help="score with the recognizer and the quality score")
     parser.add_argument("--json", action="store_true", help="as always: print one JSON object, in a line")
     args = parser.parse_args()
     if args.quality and (reason := missing_reason()):
         parser.error(reason)
-    voices: dict[str, list[bytes]] = {}
-    unmarked: dict[str, Iterator[Floats]] = {}
-    engine_s = audio_s = 0.0
-    for voice, speak in speakers():
-        voices[voice] = [speak(text) for text in texts()]
-        unmarked[f"voice {voice}"] = (to_float(b"".join(map(speak, part))) for part in parts_of_an_hour())
-        engine_s, audio_s = engine_s + speak.processor_s, audio_s + speak.audio_s
+    for folder in args.recordings:
+        if next(recordings(folder), None) is None:
+            parser.error(f"--recordings {folder}: there is no audio")
+    figures = Figures(args.cache)
     result: dict[str, Any] = {
         "depths": [round(float(depth), 3) for depth in DEPTHS[[0, -1]]],
         "threshold": detector.THRESHOLD,
-        "speech_s": round(audio_s),
+        "cost": figures.get("cost", cost),
     }
-    result["cost"] = cost([clip for clips in voices.values() for clip in clips], engine_s / audio_s)
-    originals = {voice: to_float(b"".join(clips)) for voice, clips in voices.items()}
-    marked = {voice: to_float(mark(b"".join(clips))) for voice, clips in voices.items()}
-    result["snr_db"] = {voice: band_snr(originals[voice], marked[voice]) for voice in voices}
-    result["attacks"] = {name: rates(attack, [*marked.values()]) for name, attack in attacks().items()}
+    voices = find_voices(figures, args.cache)
+    unmarked = {f"voice {voice.name}": minutes_of(voice, args.minutes) for voice in voices}
     unmarked |= {folder.name: recordings(folder) for folder in args.recordings}
-    result["unmarked"] = {name: false_alarms(audio) for name, audio in unmarked.items()}
+    result["unmarked"] = {
+        name: figures.get(f"unmarked, {name}, {args.minutes:g}", false_alarms, audio)
+        for name, audio in unmarked.items()
+    }
+    studies: dict[str, Callable[[Voice], Any]] = {"snr_db": band_snr, "attacks": rates_of_attacks}
     if args.quality:
-        result["quality"] = {voice: quality(clips[:_JUDGED]) for voice, clips in voices.items()}
+        studies["quality"] = quality
+    for name, study in studies.items():
+        result[name] = {voice.name: figures.get(f"{name}, {voice.name}", study, voice) for voice in voices}
     print(json.dumps(result))
 
 
-def texts() -> list[str]:
-    """Return what the voices say."""
-    return [*SENTENCES, *_HELD_OUT.read_text("utf-8").split("\n")[:-1]]
+class Figures:
+    """Figures that are computed once for each version of the watermark and of this program.
+
+    Args:
+        folder: Where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        sources = sorted([*Path(marking.__file__).parent.glob("*.py"), Path(__file__)])
+        version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+        self._folder = folder / f"figures-{version}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str, compute: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return the figures of this name; compute them if there are none."""
+        file = self._folder / f"{name}.json"
+        if not file.exists():
+            write_atomically(file, json.dumps(compute(*args, **kwargs)).encode())
+        return json.loads(file.read_text("utf-8"))
 
 
-def parts_of_an_hour() -> Iterator[list[str]]:
-    """Yield texts of about an hour in all, in parts of about a minute."""
-    lines = _CASES.read_text("utf-8").split("\n")
-    cases = list(dict.fromkeys(line.split("\t")[1] for line in lines if "\t" in line))
-    for at in range(0, len(cases), _CASES_PER_PART):
-        yield cases[at : at + _CASES_PER_PART]
+# -- speech -----------------------------------------------------------------------------------------------------------
 
 
 class Speaker:
@@ -104,46 +135,196 @@ class Speaker:
         self.audio_s = self.processor_s = 0.0
 
     def __call__(self, text: str) -> bytes:
-        began_s = process_time()
-        pcm = self._engine.speak(UtteranceKey("study", 1), self._params, [Segment.whole(text)])
-        self.processor_s += process_time() - began_s
+        processor_s = process_time()
+        pcm = self._engine.speak(UtteranceKey("quality", 1), self._params, [Segment.whole(text)])
+        self.processor_s += process_time() - processor_s
         self.audio_s += len(pcm) / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
         return pcm
 
 
-def speakers() -> Iterator[tuple[str, Speaker]]:
-    """Yield the voices of the CPU engine."""
-    engine = EngineFactory(HibariEngineSettings())()
+class Voice:
+    """A voice whose speech is kept in a folder.
+
+    Args:
+        name: Its name.
+        start: Returns its engine; called when there is something new to speak.
+        folder: Where its speech is kept.
+    """
+
+    def __init__(self, name: str, start: Callable[[], EngineShell[Any]], folder: Path) -> None:
+        self.name = name
+        self._start = start
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def speak(self, text: str) -> bytes:
+        """Return the speech, s16le at 24 kHz."""
+        file = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pcm"
+        if not file.exists():
+            write_atomically(file, Speaker(self._start(), self.name)(text))
+        return file.read_bytes()
+
+    def clips(self) -> list[bytes]:
+        """Return the speech that is attacked; that of ``SENTENCES`` first."""
+        return [self.speak(text) for text in (*SENTENCES, *_HELD_OUT.read_text("utf-8").split("\n")[:-1])]
+
+
+def find_voices(figures: Figures, folder: Path) -> list[Voice]:
+    """Return all installed voices."""
+    engines = {"hibari": {"kind": "hibari"}}
+    engines |= {name: {"kind": "cosyvoice", "bundle": name} for name in installed_voices()}
+    found = []
+    for engine, settings in engines.items():
+        start = cache(partial(start_engine, engine, settings))
+        for name in figures.get(f"voices of {engine}", names_of, start):
+            found.append(Voice(name, start, folder / "speech" / f"{engine}-{name}"))
+    return found
+
+
+def names_of(start: Callable[[], EngineShell[Any]]) -> list[str]:
+    """Return the names of the voices of an engine."""
+    return [*start().info.voices]
+
+
+def start_engine(name: str, engine_settings: Mapping[str, str]) -> EngineShell[Any]:
+    """Start an engine."""
+    settings = load_settings(None, {"engines": {name: engine_settings}}, replaced=("engines",))
+    engine = EngineFactory(settings.engines[name])()
     assert isinstance(engine, EngineShell)
     engine.warm_up()
-    for voice in engine.info.voices:
-        yield voice, Speaker(engine, voice)
+    return engine
 
 
-def mark(pcm: bytes, chunk_s: float = 0.25) -> bytes:
+def minutes_of(voice: Voice, minutes: float) -> Iterator[Floats]:
+    """Yield speech of other texts, in parts of a minute, until there is enough."""
+    lines = _CASES.read_text("utf-8").split("\n")
+    left_s = 60 * minutes
+    clips: list[bytes] = []
+    for text in dict.fromkeys(line.split("\t")[1] for line in lines if "\t" in line):
+        clips.append(voice.speak(text))
+        part_s = seconds_of(clips)
+        if part_s >= min(_PART_S, left_s):
+            yield to_float(b"".join(clips))
+            left_s -= part_s
+            clips = []
+        if left_s <= detector.WINDOW_S:
+            return
+    if seconds_of(clips) > detector.WINDOW_S:
+        yield to_float(b"".join(clips))
+
+
+def seconds_of(clips: Sequence[bytes]) -> float:
+    """Return the duration of s16le at 24 kHz."""
+    return sum(map(len, clips)) / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
+
+
+def mark(pcm: bytes, chunk_ms: int = 250) -> bytes:
     """Mark a whole utterance, in chunks as an engine emits them."""
     marker = Watermark(watermark_gains(_ID))
-    size = 2 * int(SAMPLE_RATE_HZ * chunk_s)
+    size = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ * chunk_ms // 1_000
     return b"".join(marker.process(pcm[at : at + size]) for at in range(0, len(pcm), size)) + marker.flush()
 
 
-def cost(clips: Sequence[bytes], engine_s: float) -> dict[str, float]:
-    """Return the processor time of marking and detecting, per second of audio, beside that of the engine."""
-    whole = b"".join(clips)
-    seconds = len(whole) / 2 / SAMPLE_RATE_HZ
-    begin = process_time()
-    audio = to_float(mark(whole))
-    marked = process_time()
-    detector.detect(audio[: 60 * SAMPLE_RATE_HZ], SAMPLE_RATE_HZ)
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def cost() -> dict[str, Any]:
+    """Return the cost of marking in calls, and by size of the chunks; and that of detecting."""
+    return {**asyncio.run(cost_of_calls()), **cost_of_chunks()}
+
+
+async def cost_of_calls() -> dict[str, Any]:
+    """Return the processor time of calls of the CPU voice, and the part that marking has in it.
+
+    A server speaks paced calls whose text arrives word by word; the clients are another process. The first calls are
+    not measured.
+    """
+    sections = {"marking": {"marker": "watermark"}, "engines": {"hibari": {"kind": "hibari"}}, "models": {}}
+    loop = asyncio.get_running_loop()
+    with timed_marks() as marks, ProcessPoolExecutor(1, get_context("spawn")) as clients:
+        async with serving(**sections) as address:
+            await loop.run_in_executor(clients, listen, address, 1)
+            marks.clear()
+            begin_s = process_time()
+            await loop.run_in_executor(clients, listen, address, _CALLS)
+            calls_s = process_time() - begin_s
+    chunks_ms = np.array([1_000 * seconds for seconds, _ in marks])
+    audio_s, marks_s = np.sum(marks, axis=0)
     return {
-        "engine_ms_per_s": round(1e3 * engine_s, 3),
-        "mark_ms_per_s": round(1e3 * (marked - begin) / seconds, 3),
-        "detect_ms_per_s": round(1e3 * (process_time() - marked) / min(seconds, 60), 3),
+        "call_ms_per_s": round(1e3 * calls_s / audio_s, 3),
+        "mark_ms_per_s": round(1e3 * marks_s / audio_s, 3),
+        "mark_share_of_unmarked_call": round(marks_s / (calls_s - marks_s), 4),
+        "chunks": {
+            "mean_ms": round(float(chunks_ms.mean())),
+            "below_100_ms": round(float((chunks_ms < 100).mean()), 2),
+            "percentiles_10_50_90_ms": [round(float(each)) for each in np.percentile(chunks_ms, (10, 50, 90))],
+        },
     }
 
 
-def band_snr(original: Floats, marked: Floats) -> dict[str, float]:
+@contextmanager
+def timed_marks() -> Iterator[list[tuple[float, float]]]:
+    """Yield a list to which each chunk that is marked adds its seconds of audio and of processor time."""
+    marks: list[tuple[float, float]] = []
+    process = Watermark.process
+
+    def timed(self: Watermark, pcm: bytes) -> bytes:
+        begin_s = thread_time()
+        out = process(self, pcm)
+        marks.append((seconds_of([pcm]), thread_time() - begin_s))
+        return out
+
+    Watermark.process = timed  # type: ignore[method-assign]
+    try:
+        yield marks
+    finally:
+        Watermark.process = process  # type: ignore[method-assign]
+
+
+def listen(address: str, calls: int) -> None:
+    """Have a worker speak in calls at the same time, and receive them to their end."""
+
+    async def call() -> None:
+        async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
+            for word in " ".join(SENTENCES[-4:]).split():
+                await socket.send(json.dumps({"type": "text", "text": f"{word} "}))
+            await socket.send(json.dumps({"type": "text", "text": "", "end": True}))
+            async for message in socket:
+                if isinstance(message, str) and json.loads(message)["type"] == "done":
+                    return
+
+    async def all_calls() -> None:
+        await asyncio.gather(*(call() for _ in range(calls)))
+
+    asyncio.run(all_calls())
+
+
+def cost_of_chunks() -> dict[str, Any]:
+    """Return the processor time of the engine alone, of marking in chunks of one size, and of detecting.
+
+    The marks are made one after the other, unlike in a call, where other code replaces theirs in the caches.
+    """
+    speak = Speaker(start_engine("hibari", {"kind": "hibari"}), "heart")
+    pcm = b"".join(speak(text) for text in SENTENCES)
+    seconds = seconds_of([pcm])
+    marks_ms = {}
+    for chunk_ms in _CHUNKS_MS:
+        begin_s = process_time()
+        mark(pcm, chunk_ms)
+        marks_ms[str(chunk_ms)] = round(1e3 * (process_time() - begin_s) / seconds, 3)
+    begin_s = process_time()
+    detector.detect(to_float(pcm), SAMPLE_RATE_HZ)
+    return {
+        "engine_ms_per_s": round(1e3 * speak.processor_s / seconds, 3),
+        "mark_ms_per_s_by_chunk_ms": marks_ms,
+        "detect_ms_per_s": round(1e3 * (process_time() - begin_s) / seconds, 3),
+    }
+
+
+def band_snr(voice: Voice) -> dict[str, float]:
     """Return the ratio of the speech to the change in it, in thirds of the marked range and in all, in dB."""
+    pcm = b"".join(voice.clips())
+    original, marked = to_float(pcm), to_float(mark(pcm))
     powers = [np.square(np.abs(np.fft.rfft(audio))) for audio in (original, marked - original)]
     hz = np.fft.rfftfreq(len(original), 1 / SAMPLE_RATE_HZ)
     bands = {"300-1300": (300, 1_300), "1300-2300": (1_300, 2_300), "2300-3300": (2_300, 3_300), "all": (0, 12_000)}
@@ -222,8 +403,6 @@ def _reverberate(audio: Floats) -> Floats:
 
 
 def _coded(audio: Floats, container: str, codec: str, rate_hz: int, bit_rate: int) -> Floats:
-    import io
-
     import av
 
     file = io.BytesIO()
@@ -248,12 +427,19 @@ def _coded(audio: Floats, container: str, codec: str, rate_hz: int, bit_rate: in
 # -- rates ------------------------------------------------------------------------------------------------------------
 
 
-def rates(attack: Attack, voices: Sequence[Floats]) -> dict[str, float]:
+def rates_of_attacks(voice: Voice) -> dict[str, dict[str, float]]:
+    """Return the rates of each attack."""
+    marked = to_float(mark(b"".join(voice.clips())))
+    return {name: rates(attack, marked) for name, attack in attacks().items()}
+
+
+def rates(attack: Attack, marked: Floats) -> dict[str, float]:
     """Return how often the watermark is found in excerpts of 5 s that were attacked, and the id in those of 20 s."""
-    short = [attack(part) for audio in voices for part in excerpts(audio, _EXCERPT_S)]
-    found = [detector.detect(*part) for part in short]
-    long = [detector.detect(*attack(part)) for audio in voices for part in excerpts(audio, _LONG_S)]
+    found = [detector.detect(*attack(part)) for part in excerpts(marked, _EXCERPT_S)]
+    long = [detector.detect(*attack(part)) for part in excerpts(marked, _LONG_S)]
     return {
+        "excerpts_5_s": len(found),
+        "excerpts_20_s": len(long),
         "detected_5_s": round(float(np.mean([each.marked for each in found])), 3),
         "median_score": round(float(np.median([each.score for each in found])), 1),
         "detected_20_s": round(float(np.mean([each.marked for each in long])), 3),
@@ -315,8 +501,9 @@ def false_alarms(unmarked: Iterator[Floats]) -> dict[str, float]:
     }
 
 
-def quality(clips: Sequence[bytes]) -> dict[str, float]:
+def quality(voice: Voice) -> dict[str, float]:
     """Score speech before and after it is marked."""
+    clips = voice.clips()[: len(SENTENCES)]
     judge = Judge()
     result: dict[str, float] = {}
     differences = []

@@ -346,7 +346,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         route_by_language=settings.voices.route_by_language,
         traces=_exporter(settings),
         make_marker=find_marker(settings),
-        sign_file=find_file_signer(settings),
+        file_signer=find_file_signer(settings),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,8 +48,19 @@ class AudioFormat(str, Enum):
         return 8_000 if self in (AudioFormat.MULAW, AudioFormat.ALAW) else SAMPLE_RATE_HZ
 
 
-FileSigner = Callable[[bytes, AudioFormat], bytes]
-"""Returns a whole file with its provenance signed; a file of a format that cannot be signed is returned as it is."""
+class FileSigner(Protocol):
+    """Signs the provenance of whole files. A file of a format that cannot be signed stays as it is.
+
+    Both methods raise SynthesisFailed.
+    """
+
+    def sign(self, data: bytes, audio_format: AudioFormat) -> bytes:
+        """Return the signed file."""
+        ...
+
+    def sign_file(self, path: Path, audio_format: AudioFormat) -> None:
+        """Replace a file by the signed one, at once."""
+        ...
 
 
 class Encoder(Protocol):

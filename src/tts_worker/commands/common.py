@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tts_worker.audio.encoders import AudioFormat, FileSigner
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
@@ -110,15 +111,36 @@ def given_text(args: argparse.Namespace) -> str | None:
     return text
 
 
-async def open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
-    """Open what ``--out`` names, the player without it, or a file where there is no player; return its name, too."""
+async def open_sink(args: argparse.Namespace, signer: FileSigner | None = None) -> tuple[Sink, str]:
+    """Open what ``--out`` names, the player without it, or a file where there is no player; return its name, too.
+
+    Args:
+        args: The arguments.
+        signer: Signs the file once it is whole; None leaves it unsigned.
+    """
     if args.out == "-":
         return StdoutSink(), "standard output"
     if args.out is not None:
-        return FileSink(Path(args.out)), args.out
+        return _SignedFileSink(Path(args.out), signer), args.out
     if (player := find_player()) is not None:
         return await PlayerSink.open(player, advice=_GIVE_OUT), player
-    return FileSink(Path("speech.wav")), "speech.wav (no audio player found; use --out FILE)"
+    return _SignedFileSink(Path("speech.wav"), signer), "speech.wav (no audio player found; use --out FILE)"
+
+
+class _SignedFileSink(FileSink):
+    def __init__(self, path: Path, signer: FileSigner | None) -> None:
+        super().__init__(path)
+        self._path = path
+        self._signer = signer
+
+    async def close(self) -> None:
+        await super().close()
+        suffix = self._path.suffix.lower()
+        audio_format = next((each for each in AudioFormat if suffix == f".{each.extension}"), None)
+        if self._signer is not None and audio_format is not None:
+            await asyncio.to_thread(self._signer.sign_file, self._path, audio_format)
+
+    abort = close
 
 
 def quiet_logs() -> None:

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from tts_worker.adapter import SpeechChunk, SpeechStream
+from tts_worker.audio.encoders import FileSigner
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS
 from tts_worker.client.playback import PlayerSink, Sink
 from tts_worker.client.speech import Speech
@@ -36,7 +37,7 @@ from tts_worker.commands.common import (
 from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
-from tts_worker.feature import say_modules
+from tts_worker.feature import find_file_signer, say_modules
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.text.instruction import END_OF_PROMPT, split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions, Word
@@ -177,6 +178,7 @@ def _lexicon(given: str | None) -> dict[str, Any] | str | None:
 async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) -> int:
     """Speak in this process."""
     options = SessionOptions(**_options(args), realtime=False, raw_chunks=True)
+    signer = find_file_signer(settings)
     called_at_s = perf_counter()
     async with AsyncExitStack() as stack:
         with Bar(shown=sys.stderr.isatty() and not (args.quiet or args.json)) as bar:
@@ -190,7 +192,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
             chunks.append(replace(chunk, pcm=b""))
             return chunk.text_end
 
-        target, times = await _play(args, source, stream, partial(adapter.control, "STOP"), note)
+        target, times = await _play(args, source, stream, partial(adapter.control, "STOP"), note, signer)
     assert stream.receipt is not None
     words = [word for chunk in chunks for word in chunk.words]
     spoken = _Spoken(stream.receipt, stream.outcome, words, chunks[-1].end_sample if chunks else 0)
@@ -233,6 +235,7 @@ async def _play(
     live: SpeechStream | AsyncLiveSpeech,
     stop: Callable[[int | None], Awaitable[object]],
     note: Callable[[Any], int],
+    signer: FileSigner | None = None,
 ) -> tuple[str, tuple[float, float]]:
     """Write all parts where ``--out`` says.
 
@@ -242,12 +245,13 @@ async def _play(
         live: The speech.
         stop: See ``_stop_on_interrupt``.
         note: Takes a part; returns the characters spoken so far.
+        signer: Signs the file.
 
     Returns:
         Where the speech went, and when the first part arrived and the last was written.
     """
     first_at_s: float | None = None
-    sink, target = await open_sink(args)
+    sink, target = await open_sink(args, signer)
     if source.is_interactive and not args.quiet:
         print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
     total = source.total_chars or 0

@@ -141,8 +141,8 @@ async def whole_download(
     async with aclosing(download(hub, options, text, encoder, headers)) as parts:
         data = b"".join([part async for part in parts])
     data = wav_file(data, rate_hz) if as_wav else data
-    sign = hub.config.sign_file
-    yield data if sign is None else await asyncio.to_thread(sign, data, audio_format)
+    signer = hub.config.file_signer
+    yield data if signer is None else await asyncio.to_thread(signer.sign, data, audio_format)
 
 
 def within_speeds(hub: SessionHub, options: SessionOptions) -> SessionOptions:

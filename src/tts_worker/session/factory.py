@@ -60,7 +60,7 @@ class HubConfig:
     Milliseconds, characters and LUFS. ``longest_pause_s`` is that of a transport with a longer pause timeout.
     ``normalizer`` is the wetext of the reference's reading; None has none.
     ``traces`` exports ended utterances; None exports none. ``make_marker`` returns what marks the audio of an
-    utterance, and ``sign_file`` signs the files that are sent whole; None does neither.
+    utterance, and ``file_signer`` signs the files that are sent whole; None does neither.
     """
 
     max_sessions: int = 64
@@ -82,7 +82,7 @@ class HubConfig:
     route_by_language: bool = True
     traces: UtteranceExporter | None = None
     make_marker: Callable[[], Marker] | None = None
-    sign_file: FileSigner | None = None
+    file_signer: FileSigner | None = None
 
 
 @dataclass(frozen=True, slots=True)

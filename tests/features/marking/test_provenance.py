@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+import soundfile
 
 from tests.conftest import serving
 from tts_worker import cli
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
-from tts_worker.errors import ConfigError, InvalidRequest
+from tts_worker.errors import ConfigError, InvalidRequest, SynthesisFailed
 
 pytest.importorskip("c2pa", reason="needs the extra provenance")
 
@@ -113,6 +117,55 @@ def test_unusable_certificates_are_refused(signer: Signer, tmp_path: Path) -> No
     for chain in (signer.authority, tmp_path / "missing.pem", signer.key):
         with pytest.raises(ConfigError, match=r"marking\.certificate"):
             FileProvenance(chain, signer.key)
+
+
+@pytest.mark.parametrize("kind", [AudioFormat.WAV, AudioFormat.FLAC])
+def test_file_is_signed_in_its_place(kind: AudioFormat, signer: Signer, tmp_path: Path) -> None:
+    file, link = tmp_path / "speech", tmp_path / "link"
+    file.write_bytes(wav_file(bytes(48_000)))
+    file.chmod(0o600)
+    link.symlink_to(file)
+    FileProvenance(signer.chain, signer.key).sign_file(link, kind)
+    assert (verify(file.read_bytes()) is not None) == (kind is AudioFormat.WAV)
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {each.name for each in tmp_path.iterdir()} == {"speech", "link"}
+
+
+def test_file_that_cannot_be_signed_stays_as_it_is(signer: Signer, tmp_path: Path) -> None:
+    file = tmp_path / "speech.wav"
+    file.write_bytes(b"RIFF")
+    with pytest.raises(SynthesisFailed):
+        FileProvenance(signer.chain, signer.key).sign_file(file, AudioFormat.WAV)
+    assert file.read_bytes() == b"RIFF"
+    assert [*tmp_path.iterdir()] == [file]
+
+
+async def test_batch_results_are_signed(signer: Signer, tmp_path: Path) -> None:
+    marking = {"certificate": str(signer.chain), "key": str(signer.key)}
+    async with serving(marking=marking) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        for kind, is_signed in (("wav", True), ("mp3", True), ("flac", False)):
+            batch = await client.post("/v1/batch", json={"items": [{"input": "Hello."}], "response_format": kind})
+            answer = await client.get(f"{batch.headers['location']}/results?checksums=true", timeout=60)
+            result = json.loads(answer.text)
+            audio = base64.b64decode(result["audio"])
+            assert result["sha256"] == hashlib.sha256(audio).hexdigest()
+            assert cli.main(["verify", str(written(tmp_path / f"speech.{kind}", audio))]) == (0 if is_signed else 2)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "mp3", "flac"])
+def test_files_of_say_are_signed(suffix: str, signer: Signer, tmp_path: Path) -> None:
+    settings = [f"--set=marking.certificate={signer.chain}", f"--set=marking.key={signer.key}"]
+    file = tmp_path / f"speech.{suffix}"
+    assert cli.main(["say", "--quiet", "--engine", "tone", "--out", str(file), *settings, "Hello."]) == 0
+    samples, _ = soundfile.read(file)
+    assert len(samples) > 1_000
+    assert cli.main(["verify", str(file)]) == (2 if suffix == "flac" else 0)
+
+
+def written(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    return file
 
 
 async def test_whole_downloads_are_signed(signer: Signer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

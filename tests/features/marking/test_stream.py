@@ -1,34 +1,28 @@
-"""The watermark in what a worker sends: over every transport, through pauses, and by a marker of the user's own."""
+"""The watermark in what a worker sends: through pauses, in files, and by a marker of the user's own."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from websockets.asyncio.client import connect
 
-from tests.conftest import serving, tone_settings
-from tests.fakes.media_stream import TwilioMessages, calling
+from tests.conftest import tone_settings
 from tests.features.marking.conftest import DEPLOYMENT_ID
 from tests.integration.grpc_worker import running_grpc_worker, say
-from tests.integration.test_websocket import dial
 from tests.quality.sentences import SENTENCES
 from tts_worker import cli
-from tts_worker.audio.decode import read_recording
-from tts_worker.audio.encoders import WavData, wav_header
 from tts_worker.errors import ConfigError
 from tts_worker.features.marking import markers
 from tts_worker.features.marking.detector import detect
 from tts_worker.features.marking.markers import make_marker
 from tts_worker.features.marking.settings import MarkingSettings
+from tts_worker.features.marking.watermark import Watermark, watermark_gains
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 from tts_worker.worker import running_worker
@@ -36,40 +30,6 @@ from tts_worker.worker import running_worker
 MARKING = {"marker": "watermark", "deployment_id": f"0x{DEPLOYMENT_ID:x}"}
 VOICE = {"engines": {"hibari": {"kind": "hibari"}}, "models": {}}
 TEXT = " ".join(SENTENCES[-5:])
-SHORT = " ".join(SENTENCES[-2:])
-"""For paths that send speech as fast as it is heard."""
-
-
-async def test_downloads_and_streams_are_marked() -> None:
-    async with serving(marking=MARKING, **VOICE) as address, httpx.AsyncClient(timeout=60) as client:
-        for audio_format, stream in (("mp3", True), ("opus", True), ("flac", True), ("wav", False)):
-            body = {"input": TEXT, "response_format": audio_format, "stream": stream}
-            answer = await client.post(f"http://{address}/v1/audio/speech", json=body)
-            found = await client.post(f"http://{address}/v1/audio/detect", files={"audio": answer.content})
-            assert found.json()["deployment_id"] == f"0x{DEPLOYMENT_ID:x}", (audio_format, found.text)
-        pcm = b""
-        async with connect(f"ws://{address}/v1/stream") as socket:
-            await socket.send(json.dumps({"type": "start", "sample_rate": 8_000, "realtime": False}))
-            await socket.send(json.dumps({"type": "text", "text": TEXT, "end": True}))
-            async for message in socket:
-                if isinstance(message, bytes):
-                    pcm += message[-320:] if len(message) > 320 else message
-                elif json.loads(message)["type"] == "done":
-                    break
-    assert detect(np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2"), 8_000).marked
-
-
-async def test_telephone_calls_are_marked() -> None:
-    async with (
-        serving(marking=MARKING, **VOICE) as address,
-        calling(address, TwilioMessages("CA1")) as call,
-        dial(address, "/v1/calls/CA1") as agent,
-    ):
-        await agent.until("ready")
-        await agent.send(type="text", text=SHORT, end=True)
-        await agent.until("done")
-    heard = read_recording(wav_header(8_000, len(call.received), WavData.MULAW) + call.received)
-    assert detect(heard.samples, heard.rate_hz).marked
 
 
 async def test_grpc_is_marked() -> None:
@@ -77,16 +37,6 @@ async def test_grpc_is_marked() -> None:
         started = await server.start(realtime="false")
         spoken = await say(server, TEXT)
     assert detect(np.frombuffer(spoken.pcm, "<i2"), started.sample_rate).deployment_id == DEPLOYMENT_ID
-
-
-async def test_webrtc_is_marked() -> None:
-    pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
-    from tests.features.webrtc.webrtc_client import connected_client
-
-    async with serving(marking=MARKING, **VOICE) as address, connected_client(address) as client:
-        client.send(type="text", text=SHORT, end=True)
-        await client.until_message("done")
-        assert detect(client.audio, 48_000).marked
 
 
 async def utterance(options: SessionOptions, *, pause_after: int | None = None, **sections: Any) -> bytes:
@@ -129,6 +79,18 @@ def test_say_marks_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["say", "--quiet", "--engine", "cpu", "--out", str(file), *settings, TEXT]) == 0
     assert cli.main(["detect", str(file)]) == 0
     assert f"deployment 0x{DEPLOYMENT_ID:x}" in capsys.readouterr().out
+
+
+def test_say_marks_the_speech_of_a_model_directory(tmp_path: Path) -> None:
+    from tests.unit.cosyvoice.speaking import bundle_with_voices  # imports PyTorch
+
+    bundle = bundle_with_voices("cosyvoice2", tmp_path)
+    plain, marked = tmp_path / "plain.pcm", tmp_path / "marked.pcm"
+    for file, settings in ((plain, ()), (marked, [f"--set=marking.{key}={value}" for key, value in MARKING.items()])):
+        command = ["say", "--quiet", "--bundle", str(bundle), "--voice", "anna", *settings]
+        assert cli.main([*command, "--out", str(file), "Hello."]) == 0
+    marker = Watermark(watermark_gains(DEPLOYMENT_ID))
+    assert marked.read_bytes() == marker.process(plain.read_bytes()) + marker.flush()
 
 
 # -- markers of the user's own ----------------------------------------------------------------------------------------

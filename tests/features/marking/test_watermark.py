@@ -6,12 +6,14 @@ import hashlib
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tts_worker.features.marking import watermark
 from tts_worker.features.marking.pattern import decode, encode, pattern
 from tts_worker.features.marking.settings import MAX_ID
-from tts_worker.features.marking.watermark import Watermark, watermark_gains
+from tts_worker.features.marking.watermark import Watermark, filter_by_fft, filter_by_loops, watermark_gains
 
 GAINS = watermark_gains(1)
 
@@ -34,6 +36,21 @@ def test_output_does_not_depend_on_division(samples: int, data: st.DataObject) -
     whole = mark(pcm)
     assert len(whole) == len(pcm)
     assert mark(pcm, data.draw(st.lists(st.integers(0, samples), max_size=8))) == whole
+
+
+def test_slow_filter_does_the_same_and_is_independent_of_division(monkeypatch: pytest.MonkeyPatch) -> None:
+    pcm = noise(60_000)  # more than a period
+    marked = mark(pcm)
+    monkeypatch.setattr(watermark, "filter_frames", filter_by_fft)
+    whole = mark(pcm)
+    assert mark(pcm, [*range(1, 60_000, 1_237)]) == whole
+    difference = np.frombuffer(marked, "<i2").astype(int) - np.frombuffer(whole, "<i2")
+    assert np.abs(difference).max() <= 1
+
+
+def test_fast_filter_is_used_where_numpy_has_it() -> None:
+    is_new = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    assert watermark.filter_frames is (filter_by_loops if is_new else filter_by_fft)
 
 
 @given(parts=st.lists(st.integers(1, 1_500), min_size=1, max_size=20))

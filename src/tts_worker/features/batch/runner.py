@@ -442,6 +442,8 @@ class BatchRunner:
                 await asyncio.to_thread(_write_start, stream, header)
         finally:
             await _to_thread(stream.close)
+        if (signer := self._hub.config.file_signer) is not None:
+            size = await _to_thread(batch.folder.sign, index, signer, batch.request.response_format)
         await self._make_room(size, batch.stored.owner)
         start = len(item.input) - len(text)  # behind the instruction
         runs = [run for each in ended for run in each.receipt.skipped]

@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tts_worker.atomic_files import write_atomically
+from tts_worker.audio.encoders import AudioFormat, FileSigner
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.features.batch.request import BatchRequest
 from tts_worker.types import Skipped
@@ -189,17 +190,22 @@ class BatchFolder:
 
     def open_audio(self, index: int) -> BinaryIO:
         """Open the audio of an item for writing, under a name that no reader looks for."""
-        return open(self.path / f"{index}.part", "wb")
+        return open(self._unfinished(index), "wb")
+
+    def sign(self, index: int, signer: FileSigner, audio_format: AudioFormat) -> int:
+        """Sign the audio of an item before it is published; return its size."""
+        signer.sign_file(self._unfinished(index), audio_format)
+        return self._unfinished(index).stat().st_size
 
     def finish(self, result: ItemResult) -> None:
         """Publish an item: its audio, then its record."""
         if result.error is None:
-            part = self.path / f"{result.index}.part"
+            part = self._unfinished(result.index)
             with open(part, "rb") as stream:
                 os.fsync(stream.fileno())
             part.replace(self.audio(result.index))
         else:
-            (self.path / f"{result.index}.part").unlink(missing_ok=True)
+            self._unfinished(result.index).unlink(missing_ok=True)
         record = asdict(result)
         if result.error is not None:
             record["error"]["code"] = result.error.code.value
@@ -208,6 +214,9 @@ class BatchFolder:
     def audio(self, index: int) -> Path:
         """Return the file of a finished item's audio."""
         return self.path / f"{index}.audio"
+
+    def _unfinished(self, index: int) -> Path:
+        return self.path / f"{index}.part"
 
     def delete(self) -> None:
         """Delete the batch at once, also for the process that runs it."""

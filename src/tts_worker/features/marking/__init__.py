@@ -51,7 +51,7 @@ def _signer(settings: Settings) -> FileSigner | None:
         return None
     from tts_worker.features.marking.provenance import FileProvenance
 
-    return FileProvenance(section.certificate, section.key).sign
+    return FileProvenance(section.certificate, section.key)
 
 
 FEATURE = Feature(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from tts_worker.atomic_files import hidden_path
 from tts_worker.audio.encoders import AudioFormat, wav_file
 from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra, SynthesisFailed
 from tts_worker.version import __version__
@@ -84,14 +86,36 @@ class FileProvenance:
         """Return a WAV or MP3 file with a signed manifest, any other file as it is. Raises SynthesisFailed."""
         if audio_format not in _TYPES:
             return data
-        c2pa = _c2pa("signing")
         signed = io.BytesIO()
+        self._sign(io.BytesIO(data), signed, audio_format)
+        return signed.getvalue()
+
+    def sign_file(self, path: Path, audio_format: AudioFormat) -> None:
+        """Do the same with a file of any length. If that fails, the file stays as it is.
+
+        Raises:
+            SynthesisFailed: It cannot be signed.
+            OSError: It cannot be read or replaced.
+        """
+        if audio_format not in _TYPES:
+            return
+        path = path.resolve()  # a link stays one
+        partial = hidden_path(path.parent, path.name, "part")
+        try:
+            with path.open("rb") as source, partial.open("w+b") as signed:
+                self._sign(source, signed, audio_format)
+            shutil.copymode(path, partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _sign(self, source: BinaryIO, signed: BinaryIO, audio_format: AudioFormat) -> None:
+        c2pa = _c2pa("signing")
         try:
             with c2pa.Builder(_MANIFEST) as builder:
-                builder.sign(self._signer, _TYPES[audio_format], io.BytesIO(data), signed)
+                builder.sign(self._signer, _TYPES[audio_format], source, signed)
         except c2pa.C2paError as error:
             raise SynthesisFailed(f"the file cannot be signed: {error}") from None
-        return signed.getvalue()
 
 
 def verify(data: bytes, authorities: bytes = b"") -> Provenance | None:

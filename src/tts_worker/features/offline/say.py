@@ -22,11 +22,11 @@ from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, se
 from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
-from tts_worker.feature import find_converter
+from tts_worker.feature import find_converter, find_file_signer, find_marker
 from tts_worker.features.offline.conversion import run_conversion
 from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.front_end.rules import FrontEnd, shape
-from tts_worker.settings import read_yaml
+from tts_worker.settings import Settings, read_yaml
 from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.language import LanguageDetector
@@ -99,7 +99,7 @@ def _speak_alone(args: argparse.Namespace) -> int:
     def prepare(name: str, speaker: Speaker) -> Speak:
         return _prepare(args, bundle, engine, name, speaker, by_reference=by_reference)
 
-    return speak_bundle(args, bundle, engine.voices, prepare)
+    return speak_bundle(args, bundle, engine.voices, prepare, settings)
 
 
 def check_conversion(args: argparse.Namespace) -> None:
@@ -125,7 +125,11 @@ Speak = Callable[["Result"], Iterator[Chunk]]
 
 
 def speak_bundle(
-    args: argparse.Namespace, bundle: Bundle, voices: Path | None, prepare: Callable[[str, Speaker], Speak]
+    args: argparse.Namespace,
+    bundle: Bundle,
+    voices: Path | None,
+    prepare: Callable[[str, Speaker], Speak],
+    settings: Settings | None = None,
 ) -> int:
     """Speak as ``args`` say, write the audio and the summary, and return the exit code.
 
@@ -134,11 +138,18 @@ def speak_bundle(
         bundle: Model directory.
         voices: Directory of stored voices; None: inside the model directory.
         prepare: Does everything that needs no weights; takes the voice's name and the voice.
+        settings: What marks the audio and signs the file; None leaves them as they are.
     """
-    return asyncio.run(_run(args, bundle, voices or bundle.path / VOICES_DIR, prepare))
+    return asyncio.run(_run(args, bundle, voices or bundle.path / VOICES_DIR, prepare, settings))
 
 
-async def _run(args: argparse.Namespace, bundle: Bundle, voices: Path, prepare: Callable[[str, Speaker], Speak]) -> int:
+async def _run(
+    args: argparse.Namespace,
+    bundle: Bundle,
+    voices: Path,
+    prepare: Callable[[str, Speaker], Speak],
+    settings: Settings | None,
+) -> int:
     quiet = args.quiet or args.json
     with Bar(shown=not quiet, unit="s of speech") as bar:
         # Errors in voice or text are reported before the weights are loaded.
@@ -148,7 +159,7 @@ async def _run(args: argparse.Namespace, bundle: Bundle, voices: Path, prepare: 
             print("The weights of this model directory are random: the output is noise.", file=sys.stderr)
         bar.update("loading the networks")
         result = Result(bar)
-        place = await _write(args, speak(result), result)
+        place = await _write(args, speak(result), result, settings)
     summary = {
         "family": bundle.config.family,
         "random_weights": bundle.has_random_weights,
@@ -166,7 +177,7 @@ async def _run(args: argparse.Namespace, bundle: Bundle, voices: Path, prepare: 
     return 0 if result.end_sample else 1
 
 
-async def _write(args: argparse.Namespace, chunks: Iterator[Chunk], result: Result) -> str:
+async def _write(args: argparse.Namespace, chunks: Iterator[Chunk], result: Result, settings: Settings | None) -> str:
     """Write the audio to the sink and return its name.
 
     A failure before the first chunk leaves no file; without ``--stream``, no failure does.
@@ -174,12 +185,16 @@ async def _write(args: argparse.Namespace, chunks: Iterator[Chunk], result: Resu
     if not args.stream:
         chunks = iter(list(chunks))
     chunk = next(chunks, None)
-    sink, place = await open_sink(args)
+    make_marker = None if settings is None else find_marker(settings)
+    marker = None if make_marker is None else make_marker()
+    sink, place = await open_sink(args, None if settings is None else find_file_signer(settings))
     try:
         while chunk is not None:
             result.add(chunk)
-            await sink.write(chunk.pcm)
+            await sink.write(chunk.pcm if marker is None else marker.process(chunk.pcm))
             chunk = next(chunks, None)
+        if marker is not None:
+            await sink.write(marker.flush())
     except BaseException:
         await sink.abort()
         raise
