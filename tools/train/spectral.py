@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -17,6 +18,7 @@ _AUDIBLE_SIZES = (512, 1024, 2048)  # windows of the audible distance
 _AUDIBLE_MEL = (1024, 100)  # window, bins
 _AUDIBLE_FLOOR = 1e-2
 _AUDIBLE_MEL_FLOOR = 1e-4
+_POWER_POOL, _POWER_STRIDE = (6, 8), (3, 4)  # bins and frames of 256 samples
 _SMALLEST = 1e-3  # of what divides
 
 Spectra = list[tuple[str, Tensor]]
@@ -89,7 +91,9 @@ def _frame_norm(parts: Tensor) -> Tensor:
 class AudibleDistance:
     """Distance of one draw from its reference, of what is loud enough to be heard: ``stft`` and ``mel``.
 
-    It needs half the work of the energy distance. Noise is learned a little too quiet, and levels near silence hardly.
+    It needs half the work of the energy distance. Noise is learned a little too quiet, levels near silence hardly, and
+    formants too flat. Against that there are ``power``, of several bins and frames, and ``contrast``, the standard
+    deviation over frequency and time.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -105,8 +109,23 @@ class AudibleDistance:
             distances.append(error + _log_distance(ours, theirs, _AUDIBLE_FLOOR))
             if size == _AUDIBLE_MEL[0]:
                 filters = self._filters.to(audio.device)
-                found["mel"] = _log_distance(filters @ ours, filters @ theirs, _AUDIBLE_MEL_FLOOR)
+                mels = filters @ ours, filters @ theirs
+                found["mel"] = _log_distance(*mels, _AUDIBLE_MEL_FLOOR)
+                found["power"] = _power_distance(ours, theirs)
+                found["contrast"] = _contrast_distance(*((mel + _AUDIBLE_MEL_FLOOR).log() for mel in mels))
         return {"stft": torch.stack(distances).mean(), **found}
+
+
+def _power_distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Distance of the logarithms of power over some bins and frames, which tells more than a draw of noise."""
+    pooled = (F.avg_pool2d(each.square(), _POWER_POOL, stride=_POWER_STRIDE) for each in (ours, theirs))
+    ours, theirs = ((each + _AUDIBLE_FLOOR**2).log() / 2 for each in pooled)
+    return (ours - theirs).abs().mean()
+
+
+def _contrast_distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Distance of the standard deviations of logarithms over frequency and over time: what averaging flattens."""
+    return torch.stack([(ours.std(axis) - theirs.std(axis)).abs().mean() for axis in (1, 2)]).mean()
 
 
 def _log_distance(ours: Tensor, theirs: Tensor, floor: float) -> Tensor:

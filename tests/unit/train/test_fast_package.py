@@ -48,9 +48,9 @@ def package(tmp_path: Path) -> Path:
     [
         ({}, []),
         ({"wer": 0.016}, ["WER 1.6% > 1.5%"]),
-        ({"mos": 4.15}, ["DistillMOS 0.20 below its teacher"]),
-        ({"mos": 4.05}, ["DistillMOS 4.05 < 4.1", "DistillMOS 0.30 below its teacher"]),
-        ({"similarity": 0.85}, ["similarity 0.85 < 0.86"]),
+        ({"mos": 3.5}, ["DistillMOS 3.50 < 3.6"]),
+        ({"mos": 3.3}, ["DistillMOS 3.30 < 3.6", "DistillMOS 1.05 below its teacher"]),
+        ({"similarity": 0.82}, ["similarity 0.82 < 0.83"]),
         ({"similarity": None}, []),
         ({"pitch_hz": (105.0, 172.0, 230.0)}, ["pitch 172.0 Hz, its teacher's 182.0 Hz"]),
         ({"pitch_hz": (130.0, 180.0, 230.0)}, ["79% of its teacher's range of pitch"]),
@@ -62,11 +62,11 @@ def test_voice_that_falls_short_is_told_why(change: dict[str, object], problems:
 
 
 def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
-    for name, figures in (("bf_anna", GOOD), ("am_bert", GOOD), ("am_anton", replace(GOOD, mos=4.0))):
+    for name, figures in (("bf_anna", GOOD), ("am_bert", GOOD), ("am_anton", replace(GOOD, mos=3.3))):
         scored(tmp_path / "run", name, figures)
     for _ in range(2):
         refused = add_voices(tmp_path / "run", package)
-    assert refused == ["am_anton is not good enough: DistillMOS 4.00 < 4.1; DistillMOS 0.35 below its teacher"]
+    assert refused == ["am_anton is not good enough: DistillMOS 3.30 < 3.6; DistillMOS 1.05 below its teacher"]
     family = package / "some_voices" / "voicepacks" / "hibari"
     assert sorted(path.name for path in family.iterdir()) == ["am_bert", "bf_anna", "network.onnx"]
     installed = read_voicepack(family / "bf_anna")
@@ -87,8 +87,8 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
 
 
 def test_package_without_a_good_voice_stays(tmp_path: Path, package: Path) -> None:
-    scored(tmp_path / "run", "am_anton", replace(GOOD, mos=4.0))
-    with pytest.raises(ConfigError, match=r"am_anton is not good enough: DistillMOS 4.00 < 4.1; DistillMOS 0.35"):
+    scored(tmp_path / "run", "am_anton", replace(GOOD, mos=3.3))
+    with pytest.raises(ConfigError, match=r"am_anton is not good enough: DistillMOS 3.30 < 3.6; DistillMOS 1.05"):
         add_voices(tmp_path / "run", package)
     assert not list((package / "some_voices").rglob("*.onnx"))
 

@@ -61,3 +61,12 @@ def test_audible_distance_hardly_counts_what_nobody_hears() -> None:
     speech = noise(1, 2, 0.1)
     silence, quiet = torch.zeros(2, SAMPLES), noise(2, 2, 3e-6)
     assert float(distance(quiet, silence)["mel"]) < 0.1 * float(distance(0.7 * speech, speech)["mel"])
+
+
+def test_power_and_contrast_notice_a_flattened_sound() -> None:
+    distance = AudibleDistance(RATE_HZ)
+    level = 0.01 + 0.3 * torch.sin(torch.arange(SAMPLES) / 300).clamp(min=0)
+    reference, another = level * noise(1, 2, 1.0), level * noise(2, 2, 1.0)
+    of_draw, of_flat = distance(another, reference), distance(level.log().mean().exp() * noise(3, 2, 1.0), reference)
+    for name in ("power", "contrast"):
+        assert float(of_flat[name]) > 2 * float(of_draw[name])

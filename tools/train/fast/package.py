@@ -24,10 +24,10 @@ from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_NETWORK, CPU_VECTOR, FOLDER
 
 MAX_WER = 0.015
-MAX_SYLLABLE_ERROR = 0.05
-MIN_MOS = 4.1
-MAX_MOS_LOSS = 0.15  # against the teacher
-MIN_SIMILARITY = 0.86
+MAX_SYLLABLE_ERROR = 0.12
+MIN_MOS = 3.6
+MAX_MOS_LOSS = 1.0  # against the teacher
+MIN_SIMILARITY = 0.83
 MAX_PITCH_ERROR = 0.05  # of the median
 MIN_PITCH_RANGE = 0.85  # of the teacher's
 MAX_WORD_ERROR_MS = 80.0

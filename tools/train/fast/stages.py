@@ -25,6 +25,7 @@ from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.types import SAMPLE_RATE_HZ
 
 _PROSODY_WEIGHTS = {"duration": 1.0, "f0_hz": 0.02, "energy": 0.2}
+_SPECTRA_WEIGHTS = {"stft": 1.0, "mel": 1.0, "power": 0.0, "contrast": 0.0}
 _NOISE_SALT, _CROP_SALT = 1, 2
 
 
@@ -172,6 +173,7 @@ class SpectraStage(PhraseStage):
     """Learns spectra through the vocoder, with the teacher's durations, pitch and energy.
 
     Options:
+        stft, mel, power, contrast: Weights of the distances (``AudibleDistance``).
         discriminator_from: Step from which a discriminator takes part (``Adversary``, with its options).
         crop_frames: Length of the audio that the discriminator gets of each phrase.
     """
@@ -194,7 +196,8 @@ class SpectraStage(PhraseStage):
         voice, phrases = self.batch()
         audio, reference = self._resynthesize(voice, phrases, self.generator(_NOISE_SALT))
         parts = self._distance(audio, reference)
-        loss = torch.stack(list(parts.values())).sum()
+        weights = {name: self.settings.option(name, default) for name, default in _SPECTRA_WEIGHTS.items()}
+        loss = torch.stack([weights[name] * value for name, value in parts.items()]).sum()
         metrics = {"loss": loss, **parts}
         if self.step >= self._discriminator_from:
             crops = self._crops([phrase.frames for phrase in phrases])
