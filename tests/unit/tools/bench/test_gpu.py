@@ -458,7 +458,7 @@ def test_load_counts_every_measured_call(plan: Plan) -> None:
     assert figures["arrivals"] >= 1
     assert figures["refused"] == figures["failed"] == 0
     assert figures["slots"] == CPU_UTTERANCES
-    assert 0 < figures["flow_busy"] < 1
+    assert 0 <= figures["flow_busy"] < 1  # rounded: a stalled machine sees few calls
     assert figures["first_audio_max_ms"] >= figures["first_audio_p50_ms"] > 0
 
 

@@ -31,7 +31,8 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
         # Slow speech is longer: fewer phonemes take the network the same time.
         limit = round(MAX_PHONEMES * min(1.0, slowest_speed(segment, params.speed)))
-        han_voice = self._model.mandarin_voice(params.voice) if contains_han(segment) else None
+        may_have_han = not segment.text.isascii()  # mostly ruled out without a search
+        han_voice = self._model.mandarin_voice(params.voice) if may_have_han and contains_han(segment) else None
         if han_voice is None or han_voice == params.voice:
             yield from self._model.phonemizer_of(params.voice).phonemize(segment, limit)
             return
