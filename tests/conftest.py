@@ -177,7 +177,7 @@ TOGETHER = (
 LONG = (
     "tests/integration/test_golden_chunks.py",
     "tests/unit/tools/bench/test_gpu.py",
-    "tests/unit/tools/bench/test_gpu_rehearsal.py",
+    "tests/unit/tools/bench/test_gpu_sections.py",
     "tests/unit/text/test_reading_score.py",
     "tests/features/test_deletion.py",
     "tests/integration/test_cli.py",

@@ -278,7 +278,7 @@ def _copies(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    with suppress(BrokenPipeError):  # nobody waits
+                    with suppress(BrokenPipeError):  # no test waits
                         os.write(reply, str(code).encode())
                     os.close(reply)
 

@@ -32,16 +32,16 @@ VOICE = {"engines": {"hibari": {"kind": "hibari"}}, "models": {}}
 TEXT = SENTENCES[-7]
 """About 6 s: a long turn of a conversation."""
 
-Sound = tuple[bytes, str, int]
+Clip = tuple[bytes, str, int]
 """Data; ``file``, or the encoding of bare samples; their rate in Hz."""
-Path = Callable[[str], Awaitable[Sound]]
+Path = Callable[[str], Awaitable[Clip]]
 """Has the worker at an address speak ``TEXT``."""
 
 
 @cache
-def score(sound: Sound) -> float:
+def score(clip: Clip) -> float:
     """Return the score of the watermark."""
-    data, kind, rate_hz = sound
+    data, kind, rate_hz = clip
     if kind in ("s16", "f32"):
         samples = np.frombuffer(data, {"s16": "<i2", "f32": "<f4"}[kind])
     else:
@@ -53,13 +53,13 @@ def score(sound: Sound) -> float:
 async def test_every_path_is_marked() -> None:
     slots = asyncio.Semaphore(8)  # more at once only wait for each other
 
-    async def take(path: Path, address: str) -> Sound:
+    async def take(path: Path, address: str) -> Clip:
         async with slots:
             return await path(address)
 
     async with serving(marking=MARKING, **VOICE) as address:
-        sounds = await asyncio.gather(*(take(path, address) for path in PATHS.values()))
-    scores = {name: score(sound) for name, sound in zip(PATHS, sounds, strict=True)}
+        clips = await asyncio.gather(*(take(path, address) for path in PATHS.values()))
+    scores = {name: score(clip) for name, clip in zip(PATHS, clips, strict=True)}
     missed = {name: found for name, found in scores.items() if found < THRESHOLD}
     assert not missed
 
@@ -75,7 +75,7 @@ async def fetch(address: str, path: str, body: dict[str, object]) -> bytes:
 
 
 def download(audio_format: str, *, stream: bool = True) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         body = {"input": TEXT, "response_format": audio_format, "stream": stream}
         data = await fetch(address, "/v1/audio/speech", body)
         return {"pcm": (data, "s16", 24_000), "mulaw": (data, "mulaw", 8_000), "alaw": (data, "alaw", 8_000)}.get(
@@ -86,7 +86,7 @@ def download(audio_format: str, *, stream: bool = True) -> Path:
 
 
 def cartesia(kind: str, **output: object) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         body = {"transcript": TEXT, "voice": {"mode": "id", "id": "heart"}, "output_format": output}
         return await fetch(address, "/tts/bytes", body), kind, int(str(output["sample_rate"]))
 
@@ -94,21 +94,21 @@ def cartesia(kind: str, **output: object) -> Path:
 
 
 def elevenlabs(name: str, kind: str, rate_hz: int) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         return await fetch(address, f"/v1/text-to-speech/heart?output_format={name}", {"text": TEXT}), kind, rate_hz
 
     return run
 
 
 def deepgram(query: str, kind: str = "file", rate_hz: int = 0) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         return await fetch(address, f"/v1/speak?model=heart&{query}", {"text": TEXT}), kind, rate_hz
 
     return run
 
 
 def vendor_api(vendor: Download | Socket) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         data = b""
         async with aclosing(vendor.speak(address, TEXT, voice="heart")) as parts:  # type: ignore[type-var]
             async for part in parts:
@@ -121,7 +121,7 @@ def vendor_api(vendor: Download | Socket) -> Path:
 def stream(encoding: str, kind: str, rate_hz: int, *, realtime: bool = False) -> Path:
     """The native WebSocket."""
 
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         parts: list[bytes] = []
         async with connect(f"ws://{address}/v1/stream") as socket:
             start = {"type": "start", "encoding": encoding, "sample_rate": rate_hz, "realtime": realtime}
@@ -147,7 +147,7 @@ def _decode(packets: list[bytes], rate_hz: int) -> bytes:
 
 
 def call(messages: TwilioMessages) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         async with calling(address, messages) as phone, dial(address, f"/v1/calls/{messages.call}") as agent:
             await agent.until("ready")
             await agent.send(type="text", text=TEXT, end=True)
@@ -157,7 +157,7 @@ def call(messages: TwilioMessages) -> Path:
     return run
 
 
-async def webrtc(address: str) -> Sound:
+async def webrtc(address: str) -> Clip:
     from tests.features.webrtc.webrtc_client import connected_client
 
     async with connected_client(address) as client:
@@ -167,7 +167,7 @@ async def webrtc(address: str) -> Sound:
 
 
 def batch(audio_format: str) -> Path:
-    async def run(address: str) -> Sound:
+    async def run(address: str) -> Clip:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
             body = {"items": [{"input": TEXT}], "response_format": audio_format}
             accepted = await client.post("/v1/batch", json=body)

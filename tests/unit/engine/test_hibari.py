@@ -545,6 +545,15 @@ def test_mix_lies_between_its_voices(tmp_path: Path) -> None:
     assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [ErrorCode.UNKNOWN_VOICE]
 
 
+def test_mix_has_its_han_characters_said_by_a_mandarin_voice(tmp_path: Path) -> None:
+    pytest.importorskip("pypinyin", reason="reads Mandarin")
+    voices = [voice_like_heart(tmp_path / name) for name in ("anna", "bella")]
+    model = HibariModel(voices=[*voices, voice_like_heart(tmp_path / "chen", language="zh")])
+    output = speak(model, ("Hello \u4f60\u597d.", Boundary.SENTENCE), params=replace(PARAMS, voice="anna+bella"))
+    assert not [end for end in output.ends if isinstance(end, Failed)]
+    assert len(output.pcm) > len(speak(model, ("Hello.", Boundary.SENTENCE)).pcm)
+
+
 def test_damaged_vector_is_rejected(higher_voice: VoiceModel, tmp_path: Path) -> None:
     vector = tmp_path / "voice.npy"
     vector.write_bytes(b"no numbers")

@@ -151,7 +151,7 @@ CUTS: list[tuple[str, list[str]]] = [
     ("See no. 5 and fig. 3 now. Ok.", ["See no. 5 and fig. 3 now.", "Ok."]),
     ("He ate a fig. then he left", ["He ate a fig.", "then he left"]),
     ("Look at the sun. it is hot", ["Look at the sun.", "it is hot"]),
-    ("The total no. of guests is up. Ok.", ["The total no. of guests is up.", "Ok."]),
+    ("The total no. of calls is up. Ok.", ["The total no. of calls is up.", "Ok."]),
     ("See para. 2 and ed. 2 there. Ok.", ["See para. 2 and ed. 2 there.", "Ok."]),
     # Roman numerals after words that have a number.
     ("See Art. III and para. IV there. Ok.", ["See Art. III and para. IV there.", "Ok."]),

@@ -56,7 +56,7 @@ def test_audible_distance_grows_with_the_difference(seed: int, gain: float) -> N
     assert all(0 < float(near[name]) < float(far[name]) for name in ("stft", "mel"))
 
 
-def test_audible_distance_hardly_counts_what_nobody_hears() -> None:
+def test_audible_distance_hardly_counts_what_is_inaudible() -> None:
     distance = AudibleDistance(RATE_HZ)
     speech = noise(1, 2, 0.1)
     silence, quiet = torch.zeros(2, SAMPLES), noise(2, 2, 3e-6)

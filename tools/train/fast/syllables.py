@@ -1,7 +1,7 @@
 """How many Mandarin syllables a voice says as its teacher does, without a recognizer of that language.
 
 Both say the same sentences, and the networks say where each syllable is. A syllable is right if, of all those that the
-teacher says, the one that sounds most like it is the same syllable with the same tone. What sounds alike is told by mel
+teacher says, the one most like it is the same syllable with the same tone. Likeness is told by mel
 spectra, without what is constant over a clip, and by the course of the pitch.
 """
 
@@ -38,11 +38,11 @@ class Syllable:
 
     Attributes:
         ids: Its phonemes and its tone.
-        sound: What it sounds like ``[V]``.
+        features: Its spectra and its pitch ``[V]``.
     """
 
     ids: tuple[int, ...]
-    sound: Floats
+    features: Floats
 
 
 def syllables(phrase: SpokenPhrase, vocabulary: Mapping[str, int]) -> Iterator[Syllable]:
@@ -55,8 +55,8 @@ def syllables(phrase: SpokenPhrase, vocabulary: Mapping[str, int]) -> Iterator[S
     for number, symbol in enumerate(phrase.ids):
         if int(symbol) in tones:
             frames = slice(int(ends[first - 1]), int(ends[number]))
-            sound = np.concatenate([_points(mels[frames]), _PITCH_WEIGHT * _points(pitch[frames, None])])
-            yield Syllable(tuple(map(int, phrase.ids[first : number + 1])), sound)
+            features = np.concatenate([_points(mels[frames]), _PITCH_WEIGHT * _points(pitch[frames, None])])
+            yield Syllable(tuple(map(int, phrase.ids[first : number + 1])), features)
             first = number + 1
 
 
@@ -87,11 +87,11 @@ def syllable_error(
 
 
 def error_rate(voice: Sequence[Syllable], teacher: Sequence[Syllable]) -> float:
-    """Return the share of syllables of a voice that sound most like another one of its teacher's."""
-    templates = np.stack([syllable.sound for syllable in teacher])
+    """Return the share of syllables of a voice that are most like another one of its teacher's."""
+    templates = np.stack([syllable.features for syllable in teacher])
     wrong = 0
     for syllable in voice:
-        nearest = int(np.square(templates - syllable.sound).sum(1).argmin())
+        nearest = int(np.square(templates - syllable.features).sum(1).argmin())
         wrong += teacher[nearest].ids != syllable.ids
     return wrong / len(voice)
 

@@ -50,7 +50,7 @@ async def test_calls_take_turns_with_the_voices() -> None:
     cost = await measure_frames(arguments, 3, 0.2, lead_s=0.02, start_over_s=0.1, voices=["tone-low", "tone-high"])
     assert cost.calls.frames
     with pytest.raises(UnknownVoice):
-        await measure_frames(arguments, 1, 0.2, lead_s=0.02, start_over_s=0.1, voices=["nobody"])
+        await measure_frames(arguments, 1, 0.2, lead_s=0.02, start_over_s=0.1, voices=["unknown"])
 
 
 def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,16 +146,19 @@ class HibariModel:
         return is_mandarin(self._languages[voice])
 
     def mandarin_voice(self, voice: str) -> str | None:
-        """Return the voice that says Han characters for a voice: itself, else one of its gender, else the first one."""
+        """Return the voice that says Han characters for a voice: itself, else one of its gender, else the first one.
+
+        A mix counts as its first voice, but does not say them itself.
+        """
         speakers = [name for name in self.voices if self.speaks_mandarin(name)]
         if voice in speakers:
             return voice
-        alike = [name for name in speakers if self._genders[name] == self._genders[voice]]
+        alike = [name for name in speakers if self._genders[name] == self._genders[self._first(voice)]]
         return next(iter(alike or speakers), None)
 
     def level_change_db(self, voice: str, like: str) -> float:
         """Return the gain with which a voice is as loud as another one; 0 if the level of one is not known."""
-        level, other = self._levels_lufs[voice], self._levels_lufs[like]
+        level, other = self._levels_lufs[voice], self._levels_lufs[self._first(like)]
         return 0.0 if level is None or other is None else other - level
 
     def phonemizer_in(self, language: str) -> Phonemizer:
