@@ -18,7 +18,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -27,6 +26,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as examples
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.fakes.heap import Heap
 from tts_worker.serving import serve
 from tts_worker.settings import Settings, load_settings
 from tts_worker.voices import packs as voice_pack
@@ -337,9 +337,8 @@ async def worker() -> AsyncIterator[Worker]:
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_per_worker() -> Iterator[None]:
     """Skip the garbage collection at worker start, which would take a minute over hundreds of workers."""
-    heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tts_worker.worker.gc", heap)
+        patch.setattr("tts_worker.worker.gc", Heap())
         yield
 
 
