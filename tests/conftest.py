@@ -294,7 +294,14 @@ def turn_of(item: pytest.Item) -> int:
     return turns.get(scope, len(turns) + (not is_slow(item.path)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run also what the suite has others of its kind for")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.long:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if name.startswith(SLOW) and not name.startswith(SAMPLES):

@@ -180,7 +180,10 @@ def test_recorded_figures_are_those_of_the_weights(folder: Path) -> None:
     assert not shortcomings(figures[folder.name], figures[TEACHER])
 
 
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize(
+    "mood",
+    [pytest.param(mood, marks=[] if mood in ("happy", "sad") else pytest.mark.long) for mood in MOODS],
+)
 def test_mood_stays_intelligible_and_natural(mood: str, judge: Judge) -> None:
     """By prosody alone, less natural than the voice as it is: 3.9 to 4.2 of 4.5 (docs/text.md)."""
     engine = expression.load(VOICE)

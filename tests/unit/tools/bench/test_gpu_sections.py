@@ -66,6 +66,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
         yield cuda
 
 
+@pytest.mark.long  # test_gpu runs the sections on the CPU
 @pytest.mark.timeout(300)
 def test_sections_run_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
     write_random_bundle(tmp_path / "tiny", "cosyvoice3", "tiny", prompt_models=False)
