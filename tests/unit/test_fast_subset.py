@@ -73,7 +73,8 @@ def test_first_line_is_written_by_the_run(monkeypatch: pytest.MonkeyPatch) -> No
 import os, sys
 os.getloadavg = lambda: (9_999.0, 0.0, 0.0)
 import pytest
-sys.exit(pytest.main(["-q", "-p", "tests.copies", "--copies", "1", "-p", "no:cacheprovider", "tests/unit/test_descriptors.py"]))
+copies = "-p", "tests.copies", "--copies", "1"
+sys.exit(pytest.main(["-q", *copies, "-p", "no:cacheprovider", "tests/unit/test_descriptors.py"]))
 """
     ran = subprocess.run((sys.executable, "-c", code), cwd=ROOT, text=True, capture_output=True, timeout=100)
     assert ran.returncode == 0, ran.stdout + ran.stderr
