@@ -165,11 +165,12 @@ MAX_FAST_CPU_S = 5.0
 """Processor time that a test of the fast subset may take, with the processes that it starts."""
 
 TOGETHER = (
-    "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
+    "tests/unit/cosyvoice/",  # loaded networks
     "tests/unit/streaming/",  # loaded networks
     "tests/behavior/",
     "tests/browser/",  # a browser and a server
     "tests/features/fleet/test_ray.py",  # waits for processes most of the time
+    "tests/features/acceleration/",  # exported graphs, PyTorch's compiler
     "tests/quality/",  # a recognizer
     "tests/parity/",
 )

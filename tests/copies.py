@@ -122,7 +122,8 @@ class _Run:
                 elif reports is None:
                     portion = self._next()
                     copy.waiting += portion
-                    copy.connection.send(portion)
+                    with suppress(ConnectionError):  # it has just ended
+                        copy.connection.send(portion)
                 else:
                     self._report(copy.waiting.pop(0), reports)
                 if self._session.shouldfail:
@@ -198,6 +199,11 @@ def _become_copy(session: pytest.Session, connection: Connection, portion: Porti
 
 
 def _run_portions(session: pytest.Session, connection: Connection, portion: Portion) -> None:
+    """Run the tests of a portion, and of those that follow until one is empty.
+
+    Raises:
+        KeyboardInterrupt: The run ends; what the test has opened is closed.
+    """
     plugins = session.config.pluginmanager
     writer = session.config.get_terminal_writer()
     plugins.unregister(name="terminalreporter")
@@ -208,18 +214,16 @@ def _run_portions(session: pytest.Session, connection: Connection, portion: Port
     recorder = _Recorder(session)
     plugins.register(recorder)
     while portion:
-        following: Portion = []
-        for index in portion:
-            if index == portion[-1]:  # what its fixtures made is kept if the next test needs it
-                connection.send(None)
-                following = connection.recv()
-            nearest = following[:1] if index == portion[-1] else [index + 1]
-            item, then = session.items[index], [session.items[each] for each in nearest]
-            recorder.reports = []
-            try:
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=then[0] if then else None)
-            except KeyboardInterrupt:
-                item.config.hook.pytest_runtest_teardown(item=item, nextitem=None)
-                raise
-            connection.send(recorder.reports)
-        portion = following
+        index, *portion = portion
+        if not portion:  # before the last one: what its fixtures made is kept if the next test needs it
+            connection.send(None)
+            portion = connection.recv()
+        item = session.items[index]
+        recorder.reports = []
+        try:
+            following = session.items[portion[0]] if portion else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except KeyboardInterrupt:
+            item.config.hook.pytest_runtest_teardown(item=item, nextitem=None)
+            raise
+        connection.send(recorder.reports)

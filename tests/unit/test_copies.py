@@ -56,6 +56,13 @@ def test_hangs():
     time.sleep(50)
 """
 
+LAST = """
+import os
+
+def test_ends_it_last():
+    os._exit(7)
+"""
+
 HALF = """
 def test_is_in_the_same_process(process):
     with open("processes", "a") as file:
@@ -81,7 +88,8 @@ def run(folder: Path, *arguments: str, **modules: str) -> subprocess.CompletedPr
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("all")
-    ended = run(folder, "-ra", test_all=ALL_OUTCOMES, test_together_a=HALF, test_together_b=HALF)
+    modules = {"test_all": ALL_OUTCOMES, "test_last": LAST, "test_together_a": HALF, "test_together_b": HALF}
+    ended = run(folder, "-ra", **modules)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     first, second = (folder / "processes").read_text().split()
     assert first == second, "a portion of two modules ran in two processes"
@@ -89,7 +97,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_outcome_is_reported(output: str) -> None:
-    assert "3 failed, 4 passed, 1 skipped, 1 error" in output
+    assert "4 failed, 4 passed, 1 skipped, 1 error" in output
     assert "assert 1 == 2" in output
     assert "its output" in output
     assert "ValueError: no fixture" in output
@@ -99,6 +107,7 @@ def test_every_outcome_is_reported(output: str) -> None:
 
 def test_test_that_ends_its_process_is_named(output: str) -> None:
     assert "test_ends_its_process - its process ended: SIGKILL" in output
+    assert "test_ends_it_last - its process ended: 7" in output
 
 
 def test_run_ends_at_the_failures_that_were_asked_for(tmp_path: Path) -> None:
