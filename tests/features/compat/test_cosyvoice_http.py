@@ -16,6 +16,7 @@ import soundfile
 
 from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
+from tts_worker.features.compat.vendor_requests import split_language
 from tts_worker.types import PcmFrame, SessionOptions
 from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 from tts_worker.worker import Worker
@@ -125,6 +126,21 @@ async def test_instruction_in_the_text_is_not_spoken(prefix: str, voice: str) ->
             for text, name in ((body["tts_text"], "tone"), (TEXT, voice))
         ]
         assert written.content == spoken.content
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken", "language"),
+    [
+        ("Hi.", "Hi.", None),
+        ("<|en|>Hi.", "Hi.", "en"),
+        (" <|jp|> Hi.", " Hi.", "ja"),
+        ("Hi. <|en|>", "Hi. <|en|>", None),
+        ("<|xx|>Hi.", "<|xx|>Hi.", None),
+        ("<|yue|>", "", "yue"),
+    ],
+)
+def test_leading_language_tag_is_the_language(text: str, spoken: str, language: str | None) -> None:
+    assert split_language(text) == (spoken, language)
 
 
 async def test_instructions_need_the_capability() -> None:

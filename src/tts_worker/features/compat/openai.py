@@ -27,13 +27,14 @@ from tts_worker.errors import (
     TTSWorkerError,
 )
 from tts_worker.features.compat import cloning
+from tts_worker.features.compat.vendor_requests import SPEED_HEADER, whole_download, within_speeds
 from tts_worker.features.compat.voice_names import own_voice, stand_in
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.models import engine_names, unknown_model
-from tts_worker.server.rendering import SPEED_HEADER, download, whole_download, within_speeds
+from tts_worker.server.rendering import download
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body
