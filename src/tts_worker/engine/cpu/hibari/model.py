@@ -18,10 +18,13 @@ from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
+from tts_worker.settings.packaged import packaged
 from tts_worker.text.language import primary_tag
+from tts_worker.voices.installed import CPU_FAMILY, FOLDER
 from tts_worker.voices.named_mixes import mix_of
+from tts_worker.voices.packs import VoicePack, read_voicepack
 
-VOICE, _GENDER, _LOUDNESS_LUFS = "heart", "female", -25.9
+VOICE = "heart"
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
@@ -112,8 +115,9 @@ class HibariModel:
     def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
         self._assets = _assets()
         self._languages = {VOICE: AMERICAN}
-        self._genders: dict[str, str | None] = {VOICE: _GENDER}
-        self._levels_lufs: dict[str, float | None] = {VOICE: _LOUDNESS_LUFS}
+        heart = _heart_pack()
+        self._genders = {VOICE: heart.gender}
+        self._levels_lufs = {VOICE: heart.loudness_lufs}
         self._networks = {VOICE: _heart(model_path or default_model_path(), threads)}
         self._vectors: dict[str, Floats] = {}
         shared: dict[Path, list[VoiceModel]] = {}
@@ -215,6 +219,12 @@ class HibariModel:
 def is_mandarin(language: str) -> bool:
     """Whether a BCP-47 tag is one of Mandarin."""
     return primary_tag(language) == MANDARIN
+
+
+def _heart_pack() -> VoicePack:
+    """Return what ships with the worker about ``heart``; nothing is known without it."""
+    folder = packaged(f"{FOLDER}/{CPU_FAMILY}/{VOICE}")
+    return VoicePack(name=VOICE, family=CPU_FAMILY) if folder is None else read_voicepack(folder).pack
 
 
 def _heart(path: Path, threads: int) -> Any:
