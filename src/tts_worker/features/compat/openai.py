@@ -45,9 +45,9 @@ from tts_worker.text.language import language_of
 from tts_worker.types import SessionOptions
 from tts_worker.voices.routing import VoiceRequest
 
-OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``).
-They select nothing: the voice determines the engine."""
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "kokoro")
+"""Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``),
+and those of Kokoro-FastAPI. They select nothing: the voice determines the engine."""
 _DATE = re.compile(r"-(\d{4}|\d{4}-\d{2}-\d{2})$")
 _SPEEDS = (0.25, 4.0)
 """Range of the vendor, wider than that of most voices here."""
