@@ -21,16 +21,7 @@ from tts_worker.engine.scheduler import Need
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import DeviceLost
 from tts_worker.settings import EngineSettings
-from tts_worker.types import (
-    Audio,
-    Cancel,
-    Command,
-    Credit,
-    EngineReport,
-    Event,
-    Open,
-    UtteranceKey,
-)
+from tts_worker.types import Audio, Cancel, Command, Credit, EngineReport, Event, Open, UtteranceKey
 
 if TYPE_CHECKING:
     from tools.worker_simulator.view import WorldView

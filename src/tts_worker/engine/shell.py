@@ -20,14 +20,7 @@ from tts_worker.audio.pcm import silence
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
-from tts_worker.errors import (
-    EngineFault,
-    ErrorInfo,
-    InvalidRequest,
-    OverCapacity,
-    TTSWorkerError,
-    UnspeakableText,
-)
+from tts_worker.errors import EngineFault, ErrorInfo, InvalidRequest, OverCapacity, TTSWorkerError, UnspeakableText
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

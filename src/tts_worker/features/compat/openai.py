@@ -20,12 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.errors import (
-    ErrorCode,
-    InvalidRequest,
-    TextTooLong,
-    TTSWorkerError,
-)
+from tts_worker.errors import ErrorCode, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cloning
 from tts_worker.features.compat.vendor_requests import SPEED_HEADER, whole_download, within_speeds
 from tts_worker.features.compat.voice_names import own_voice, stand_in
