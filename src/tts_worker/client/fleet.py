@@ -265,8 +265,12 @@ class FleetConnector:
 
 
 def _supports_language(worker: ResolvedWorker, language: str) -> bool:
-    tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
-    return "mul" in tags or language.split("-")[0].lower() in tags
+    tags = set(map(_primary_tag, worker.entry.capabilities.languages))
+    return "mul" in tags or _primary_tag(language) in tags
+
+
+def _primary_tag(language: str) -> str:
+    return language.replace("_", "-").split("-")[0].lower()
 
 
 class FleetConversion:

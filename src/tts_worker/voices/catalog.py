@@ -287,9 +287,7 @@ class VoiceCatalog:
             name=name_of(tuple((voice.name, share) for voice, share in found)),
             description="a mix by name",
             gender=None,
-            loudness_lufs=None
-            if None in levels
-            else sum(share * (voice.loudness_lufs or 0.0) for voice, share in found),
+            loudness_lufs=sum(levels) if len(levels) == len(found) else None,
             aliases=(),
         )
 
