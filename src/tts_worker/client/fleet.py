@@ -193,7 +193,8 @@ class FleetConnector:
         eligible = [worker for worker in compatible if options.voice in (None, *worker.entry.capabilities.voices)]
         if not eligible:
             voices = sorted({voice for worker in compatible for voice in worker.entry.capabilities.voices})
-            raise UnknownVoice(f'no worker has the voice "{(options.voice or "")[:64]}"; there are: {voices[:20]}')
+            known = ", ".join(voices[:20]) or "none"
+            raise UnknownVoice(f'no worker has the voice "{(options.voice or "")[:64]}"; there are: {known}')
         if options.voice is None and options.language is not None:
             eligible = [worker for worker in eligible if _supports_language(worker, options.language)] or eligible
         now_s = asyncio.get_running_loop().time()
