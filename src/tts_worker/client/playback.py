@@ -92,7 +92,7 @@ def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFi
         if not path.parent.exists():
             raise InvalidRequest(f"cannot write {path}: there is no folder {path.parent}")
         path.touch()
-        return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _SoundFile(path, sample_rate_hz)
+        return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _EncodedFile(path, sample_rate_hz)
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -141,7 +141,7 @@ class _CheckedFile(io.FileIO):
         return len(data)
 
 
-class _SoundFile:
+class _EncodedFile:
     def __init__(self, path: Path, sample_rate_hz: int) -> None:
         try:
             import soundfile

@@ -165,7 +165,7 @@ class PlanCache:
                 partial.unlink()
 
     def entries(self) -> Iterator[StoredPlan]:
-        """List the plans, whatever they were built for. Unreadable files are left out."""
+        """List all plans, for any GPU and shape. Unreadable files are left out."""
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
                 with path.open("rb") as file:

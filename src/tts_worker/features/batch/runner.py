@@ -336,7 +336,7 @@ class BatchRunner:
     async def _run_items(self) -> None:
         while True:
             batch, index = await self._next_item()
-            # A task of its own, so that deleting the batch cancels the item only.
+            # A separate task, so that deleting the batch cancels the item only.
             task = asyncio.create_task(self._run_item(batch, index), name=f"batch-{batch.stored.id}-{index}")
             batch.tasks.add(task)
             try:

@@ -318,7 +318,7 @@ class FlowPool:
         """Return the estimator compiled for the shapes of a pass over ``inputs``, or None if it is not compiled.
 
         Every solver step has other pages. They are inputs of the program, so that all steps share it; the first step,
-        of one branch, has one of its own.
+        of one branch, has a separate one.
         """
         calls: dict[int, tuple[Tensor | None, ...]] = {}
 

@@ -96,7 +96,7 @@ class VoiceModel:
 class HibariModel:
     """The loaded networks of all voices; one per process. Loading takes a third of a second.
 
-    Further voices share one network, whatever their number: 6 MB of memory, and 0.15 MB for each.
+    Further voices share one network: 6 MB of memory, and 0.15 MB for each.
 
     Args:
         model_path: The model of the voice ``heart``; None selects the installed one.
