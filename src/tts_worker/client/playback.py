@@ -79,10 +79,11 @@ class AudioFile(Protocol):
 
 
 def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFile:
-    """Create a file in the format of its suffix, and the folders above it.
+    """Create a file in the format of its suffix, in a folder that exists.
 
     Raises:
-        InvalidRequest: The format is unknown, does not support the rate, or the file cannot be written.
+        InvalidRequest: The format is unknown or does not support the rate, there is no such folder, or the file cannot
+            be written.
         MissingPackage: The format needs soundfile, which is not installed.
     """
     suffix = path.suffix.lower()
