@@ -1,6 +1,6 @@
 """The gRPC ports: server, connections, keys of calls, and the models that a worker tells. Features add the services.
 
-The modules need the extra ``grpc``. ``proto/generate.py`` generates the ``*_pb2*`` modules of ``protocol`` and ``compat``.
+The modules need the extra ``grpc``. ``proto/generate.py`` generates the ``*_pb2*`` modules that services use.
 """
 
 import os
