@@ -245,6 +245,7 @@ async def test_a_body_without_content_length_is_limited() -> None:
             "/inference_cross_lingual", content=endless(), headers={"content-type": "multipart/form-data; boundary=x"}
         )
         assert answer.status_code == 413
+        assert "at most 200000 bytes" in answer.json()["error"]["message"]
 
 
 # -- cosyvoice-ray-serve-api ------------------------------------------------------------------------------------------
