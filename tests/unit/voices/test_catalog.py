@@ -53,8 +53,19 @@ def test_mix_by_name_is_a_voice() -> None:
     catalog.add("two", "fake", info("dan"))
     assert catalog.get("nova(3)+ann").name == catalog.get("bob(0.3)+ann(0.1)").name == "bob(75)+ann(25)"
     assert catalog.get(catalog.get("ann+bob").name) == catalog.get("ann(7)+bob(7)")
+    assert catalog.get("nova+bob+ann(2)").name == "bob(50)+ann(50)"
     assert [voice.name for voice in catalog] == ["ann", "bob", "cleo", "dan"]
-    for name in ("ann+cleo", "ann+dan", "ann+eve", "ann+", "+ann", "ann(0)+bob(0)", "ann(-1)+bob", "ann+bob" * 9):
+    for name in (
+        "ann+cleo",
+        "ann+dan",
+        "ann+eve",
+        "ann+",
+        "+ann",
+        "ann(0)+bob(0)",
+        "ann(-1)+bob",
+        "ann+bob" * 9,
+        "nova+bob",
+    ):
         with pytest.raises(UnknownVoice, match=r"no mix .*; voices that can be mixed: ann, bob|unknown voice"):
             catalog.get(name)
 
