@@ -487,6 +487,13 @@ def test_level_of_heart_is_that_of_its_voice_pack(
     assert (shipped, changed) == (pytest.approx(-5.9, abs=0.3), -3.0)
 
 
+def test_level_of_a_mix_is_that_of_its_parts(higher_voice: VoiceModel) -> None:
+    levels = {"anna": -20.0, "bella": -30.0, "carla": None}
+    model = HibariModel(voices=[replace(higher_voice, name=name, loudness_lufs=lufs) for name, lufs in levels.items()])
+    assert model.level_change_db("anna", like="anna+bella(3)") == pytest.approx(-7.5)
+    assert model.level_change_db("anna", like="bella+carla") == 0.0, "its level is not known"
+
+
 def test_utterances_of_two_voices_sound_as_alone(two_voices: HibariModel, hibari_model: HibariModel) -> None:
     text = ("One engine speaks with both voices. They take turns.", Boundary.SENTENCE)
     driver = make_driver(two_voices)

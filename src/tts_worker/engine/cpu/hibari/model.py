@@ -21,7 +21,7 @@ from tts_worker.errors import EngineFault
 from tts_worker.settings.packaged import packaged
 from tts_worker.text.language import primary_tag
 from tts_worker.voices.installed import CPU_FAMILY, FOLDER
-from tts_worker.voices.named_mixes import mix_of
+from tts_worker.voices.named_mixes import Mix, mix_of
 from tts_worker.voices.packs import VoicePack, read_voicepack
 
 VOICE = "heart"
@@ -162,8 +162,10 @@ class HibariModel:
 
     def level_change_db(self, voice: str, like: str) -> float:
         """Return the gain with which a voice is as loud as another one; 0 if the level of one is not known."""
-        level, other = self._levels_lufs[voice], self._levels_lufs[self._first(like)]
-        return 0.0 if level is None or other is None else other - level
+        level = self._levels_lufs[voice]
+        others = [(self._levels_lufs[part], share) for part, share in self._parts(like)]
+        known = [share * (other - level) for other, share in others if level is not None and other is not None]
+        return sum(known) if len(known) == len(others) else 0.0
 
     def phonemizer_in(self, language: str) -> Phonemizer:
         """Return the phonemizer of an accent or language; the American one, unless it is British or Mandarin.
@@ -204,9 +206,13 @@ class HibariModel:
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
 
+    def _parts(self, voice: str) -> Mix:
+        """Return the voices of a mix and their shares, or the voice alone."""
+        return mix_of(voice) or ((voice, 1.0),)
+
     def _first(self, voice: str) -> str:
         """Return the first voice of a mix, or the voice."""
-        return voice if voice in self._languages else (mix_of(voice) or ((voice, 1.0),))[0][0]
+        return self._parts(voice)[0][0]
 
     def _vector_of(self, voice: str) -> Floats:
         """Return the vector of a voice, or the mean of those of a mix."""
