@@ -115,7 +115,7 @@ SLOW = (
     "unit/test_compare_upstream.py",
     "unit/text/test_english_reading.py::test_every_character_can_be_read",
     "unit/text/test_english_reading.py::test_every_match_has_what_its_rule_needs",
-    "unit/text/test_reading_chinese.py::test_time_is_linear_in_hostile_text",
+    "features/languages/test_chinese.py::test_time_is_linear_in_hostile_text",
     "unit/text/test_reading_score.py",
     "unit/test_distribution.py",
     "unit/test_fast_subset.py",
@@ -128,7 +128,7 @@ SLOW = (
     "features/marking/test_paths.py",
     "features/marking/test_stream.py",
     "unit/tools/test_expression_figures.py",
-    "property/test_worldwide.py",
+    "features/languages/test_values.py",
     "unit/audio/test_loudness.py",
     "unit/client/test_remote.py",
     "unit/commands/test_installation.py::test_help_of_no_command_needs_torch",
@@ -141,7 +141,7 @@ SLOW = (
     "unit/test_private_names.py",
     "unit/test_routing.py::test_a_server_starts_without_fastapi",
     "unit/text/test_latex.py",
-    "unit/text/test_worldwide.py::test_hostile_text_is_read_in_linear_time",
+    "features/languages/test_worldwide.py::test_hostile_text_is_read_in_linear_time",
     "unit/voices/test_installed.py",
 )
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""

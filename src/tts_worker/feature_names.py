@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "offline": (),
     "bench": (),
     "completion": (),
+    "languages": (),
 }
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 
