@@ -140,7 +140,7 @@ SLOW = (
     "unit/test_layers.py::test_base_install_needs_no_extra",
     "unit/test_private_names.py",
     "unit/test_routing.py::test_a_server_starts_without_fastapi",
-    "unit/text/test_latex.py",
+    "features/formulas/",
     "features/languages/test_worldwide.py::test_hostile_text_is_read_in_linear_time",
     "unit/voices/test_installed.py",
 )

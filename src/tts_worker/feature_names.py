@@ -28,6 +28,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "bench": (),
     "completion": (),
     "languages": (),
+    "formulas": (),
 }
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 

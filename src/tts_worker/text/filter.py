@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
-from tts_worker.text import directions, latex, markup, reasoning
+from tts_worker.text import directions, formulas, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, NO_PAUSE, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.expression import ExpressionTrack, delivery
@@ -411,16 +411,17 @@ class TextFilter:
     def _formula(self, at: int) -> int | None:
         """Read a formula in LaTeX; None if there is none at ``at``."""
         text = self._text
-        end, width = self._found(latex.extent, at) or (0, 0)
+        end, width = self._found(formulas.extent, at) or (0, 0)
         if not end:
             return None
         self._wait_for(end)
         formula = text[at + width : end - width]
-        if not self._in_english:
-            for char, place in latex.symbols(formula):
+        reader = formulas.formula_reader()
+        if reader is not None and not self._in_english:
+            for char, place in reader.symbols(formula):
                 self._write(char, at + width + place)
             return end
-        words = latex.spoken(formula)
+        words = reader.spoken(formula) if reader else ""
         if not words:
             return self._drop(at, end)
         return self._speak(" " * text[at - 1].isalnum() + words + " " * text[end : end + 1].isalnum(), at, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tts_worker.features.languages import chinese, readers
+from tts_worker.features.languages import chinese, language_readers
 from tts_worker.features.languages.scanner import compiled
 from tts_worker.features.languages.tables import load
 
@@ -13,7 +13,7 @@ WITH_CASES = ("es", "fr", "de", "it", "pt", "ru")
 
 @pytest.mark.parametrize("language", WITH_CASES)
 def test_abbreviation_is_read_as_its_table_says(language: str) -> None:
-    read = readers.rewrites_in(language)
+    read = language_readers.rewrites_in(language)
     assert read is not None
     followers = {"BEFORE_NUMBER": " 5", "BEFORE_NAME": " Anna" if language != "ru" else " Анна"}
     for table in ("ABBREVIATIONS", "BEFORE_NUMBER", "BEFORE_NAME", "ENDINGS"):

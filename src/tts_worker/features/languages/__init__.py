@@ -1,6 +1,6 @@
 """Readings of languages other than English: Chinese, and with the extra ``languages`` eight more.
 
-The core finds them through ``readers``. Without the folder, text in these languages passes as it is written.
+The core finds them through ``language_readers``. Without the folder, text in these languages passes as it is written.
 
 ``chinese`` and ``worldwide`` scan a text from left to right by the rules of their ``tables``. ``worldwide`` reads eight
 languages with num2words and CLDR (``words``); ``russian`` knows the cases of Russian.

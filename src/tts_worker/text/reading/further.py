@@ -1,4 +1,4 @@
-"""The languages that are read besides English: a feature reads them, in its module ``readers``."""
+"""The languages that are read besides English: a feature reads them, in its module ``language_readers``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FurtherLanguages(Protocol):
 @cache
 def further_languages() -> FurtherLanguages | None:
     """Return what reads other languages than English; None without the feature, with one warning."""
-    for module in modules("readers"):
+    for module in modules("language_readers"):
         return cast(FurtherLanguages, module)
     _log.warning("numbers are read in English only: this installation lacks the feature languages")
     return None
