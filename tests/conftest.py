@@ -140,7 +140,9 @@ SLOW = (
     "unit/test_layers.py::test_base_install_needs_no_extra",
     "unit/test_private_names.py",
     "unit/test_routing.py::test_a_server_starts_without_fastapi",
-    "features/formulas/",
+    "features/formulas/test_formulas.py::test_delimiters_hold_a_formula",
+    "features/formulas/test_formulas.py::test_formulas_do_not_depend_on_the_split",
+    "features/formulas/test_formulas.py::test_words_of_a_formula_have_no_signs",
     "features/languages/test_worldwide.py::test_hostile_text_is_read_in_linear_time",
     "unit/voices/test_installed.py",
 )

@@ -520,6 +520,8 @@ class TextFilter:
 
     def _emphasis(self, at: int) -> int:
         text = self._text
+        if text[at] == "*" and (end := self._star_key(at)):
+            return end
         if text[at] == "*" and text[at - 1] in SPACES and self._out.ends_sentence and (end := self._action(at)):
             return end
         pair = self._pair(at)
@@ -529,6 +531,18 @@ class TextFilter:
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
+
+    def _star_key(self, at: int) -> int | None:
+        """Read the star of "dial *67" and "press *1 or *2"; None if it is a mark, as that of "press *1*"."""
+        key = self._match("STAR_KEY", at) if self._text[at - 1] == " " else None
+        if key is None or not PATTERNS["BEFORE_STAR_KEY"].search(self._out.tail):
+            return None
+        end = key.end()
+        self._wait_for(end)
+        following = self._text[end : end + 1]
+        if following == "*":
+            self._wait_for(end + 1)  # a digit goes on
+        return None if following == "*" or following.isalnum() else self._keep(at, end)
 
     def _is_text(self, before: str, run: str, following: str) -> bool:
         """Return whether a run of marks is read aloud (``2*3``, ``snake_case``); record the emphasis it opens."""
