@@ -41,9 +41,9 @@ from tts_worker.features.batch.store import (
     stored_ids,
     unix_time_s,
 )
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.server.rendering import synthesize
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, Ended, PcmFrame
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from tts_worker.errors import ErrorCode, InvalidRequest, TextTooLong, TTSWorkerE
 from tts_worker.features.compat import cloning
 from tts_worker.features.compat.vendor_requests import SPEED_HEADER, whole_download, within_speeds
 from tts_worker.features.compat.voice_names import own_voice, stand_in
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -35,7 +36,6 @@ from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body
 from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
 from tts_worker.text.language import language_of
 from tts_worker.types import SessionOptions
 from tts_worker.voices.routing import VoiceRequest

@@ -22,7 +22,7 @@ from tts_worker.engine.cosyvoice.bundle.config import V1, V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest
-from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT, SYSTEM_PROMPT
 from tts_worker.text.language import primary_tag
 from tts_worker.voices.files import Voice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.instruction import split_instruction
+from tts_worker.front_end.instruction import split_instruction
 
 CASES = [
     ("Hello there.", "Hello there.", None),
