@@ -15,17 +15,7 @@ from time import perf_counter
 
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
-from tts_worker.types import (
-    SAMPLE_RATE_HZ,
-    Audio,
-    EndText,
-    Event,
-    Open,
-    Segment,
-    SynthesisParams,
-    Text,
-    UtteranceKey,
-)
+from tts_worker.types import SAMPLE_RATE_HZ, Audio, EndText, Event, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 CLAUSES = (
     "Yes.",

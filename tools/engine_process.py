@@ -1,8 +1,8 @@
-"""Compare an engine on a thread with one in a process of its own: alternating runs of ``tools.bench``.
+"""Compare an engine on a thread with one in a separate process: alternating runs of ``tools.bench``.
 
     python -m tools.record engine-process-tone -- python -m tools.engine_process --engine tone
 
-Every run is a process of its own, with ``engine.process`` as the only difference. Runs alternate, so that a change of
+Every run is a separate process, with ``engine.process`` as the only difference. Runs alternate, so that a change of
 the machine's load concerns both.
 """
 

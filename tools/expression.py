@@ -23,16 +23,7 @@ from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.engine.shell import EngineShell
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.types import (
-    SAMPLE_RATE_HZ,
-    Audio,
-    EndText,
-    Open,
-    SynthesisParams,
-    Text,
-    UtteranceKey,
-    WordTiming,
-)
+from tts_worker.types import SAMPLE_RATE_HZ, Audio, EndText, Open, SynthesisParams, Text, UtteranceKey, WordTiming
 from tts_worker.voices.installed import FOLDER, installed_voices
 
 SPANS = (

@@ -187,7 +187,7 @@ class TTSWorker:
 
     Args:
         models: The worker.
-        options: Options of the speech that has none of its own.
+        options: Options of speech that is started without any.
         aliases: Further model ids, as of ``grpc.models``.
     """
 

@@ -69,7 +69,7 @@ class Caller:
         characters_per_minute: Text that the key may have spoken; None for no limit.
         source_seconds_per_minute: Source audio that the key may have converted; None for no limit.
         token: Id of the token that the caller holds instead of the key; None for the key itself.
-        token_sessions: Sessions that may be open with this token at the same time; None for no limit of its own.
+        token_sessions: Sessions that may be open with this token at the same time; None for no further limit.
     """
 
     key: str | None = None

@@ -27,6 +27,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "offline": (),
     "bench": (),
     "completion": (),
+    "languages": (),
+    "formulas": (),
 }
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 

@@ -75,13 +75,13 @@ class Span(NamedTuple):
 
 
 EXPRESSIONS = ("rate", "volume", "pitch", "style", "sound")
-"""What a span of text can ask for: a part of an ``Expression``, or a non-verbal sound."""
+"""What a span of text can ask for: a part of an ``Expression``, or a vocalization."""
 
 
 class Expression(NamedTuple):
     """How a span of text is spoken, relative to the voice and the parameters of the utterance.
 
-    A non-verbal sound is not an expression but a control tag in the text, such as ``[laughter]``.
+    A vocalization is not an expression but a control tag in the text, such as ``[laughter]``.
 
     Attributes:
         rate: Factor of the speaking rate.

@@ -37,14 +37,7 @@ from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession
 from tts_worker.session.timers import SessionTimeouts
-from tts_worker.settings import (
-    EngineSettings,
-    HibariEngineSettings,
-    Settings,
-    check_directory,
-    packaged,
-    read_lexicon,
-)
+from tts_worker.settings import EngineSettings, HibariEngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
 from tts_worker.text.options import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog

@@ -85,7 +85,7 @@ async def wav_downloads_begin_with_one_header(context: BehaviorContext) -> None:
 
 @behavior("formats")
 async def opus_sends_one_packet_a_frame(context: BehaviorContext) -> None:
-    pytest.importorskip("av", reason="needs the extra 'webrtc'")
+    pytest.importorskip("av", reason="needs the extra 'media'")
     _, native, _ = await synthesize(context, FAST)
     frames, ended, _ = await synthesize(context, replace(FAST, encoding="opus"))
     samples = native.receipt.samples_sent

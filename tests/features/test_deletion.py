@@ -204,6 +204,33 @@ def test_help_lists_the_commands_that_are_there(core: dict[str, str]) -> None:
     assert "--ray" not in run(core, "-m", "tts_worker", "serve", "--help").stdout
 
 
+READINGS = """
+import logging
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
+from tts_worker.text.reading.verbalizer import Verbalizer
+
+warnings = []
+logging.basicConfig(handlers=[type("Kept", (logging.Handler,), {"emit": lambda self, it: warnings.append(it)})()])
+
+def read(text, language):
+    pipeline = TextPipeline(TextOptions(language=language), verbalizer=Verbalizer((language,)))
+    return " ".join(segment.text for segment in [*pipeline.feed(text), *pipeline.end()])
+
+for text, language in (("Das kostet 5 € p. P. heute.", "de"), ("共3个。", "zh"), ("Cuesta 5 €.", "es")):
+    assert read(text, language) == text, text
+assert read("It is 5 kg.", "en") == "It is five kilograms."
+for text in (r"so $x^2$ is", r"so \\(\\alpha\\) is", r"so \\frac{1}{2} is", r"so \\alpha is", r"so \\foo{x} is"):
+    assert read(text, "en") == "so is", read(text, "en")
+assert read(r"so $x^2 \\leq 3$ is", "de") == "so is"
+assert ["languages" in str(each.msg) for each in warnings] == [True], warnings
+"""
+
+
+def test_other_languages_pass_and_formulas_are_dropped_without_features(core: dict[str, str]) -> None:
+    run(core, "-c", READINGS)
+
+
 @pytest.fixture(scope="module")
 def remaining() -> Iterator[Callable[[Path, str], None]]:
     """Check the package in a folder, which lacks a feature."""

@@ -18,9 +18,9 @@ import tts_worker
 from tests.behavior.recording_client import RecordingClient
 from tests.behavior.transports import TRANSPORTS, Setup, serve_setup
 from tests.conftest import until
+from tests.fakes.connections import client_tasks
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
-from tts_worker.client.websocket import WebSocketConnector
 from tts_worker.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -153,24 +153,16 @@ async def test_stop_and_close_do_not_wait_for_the_worker() -> None:
         assert ended.outcome is Outcome.STOPPED, "a lost worker does not turn a STOP into an error"
 
 
-def connector_to(address: str) -> WebSocketConnector:
-    """Return the connection pool of a client."""
-    return WebSocketConnector(f"ws://{address}/v1/stream", ClientSettings())
-
-
 async def test_closed_client_has_no_open_connection() -> None:
     """Also none that it gave up shortly before, which waits for the worker's part of the closing handshake."""
     async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
-        connector = connector_to(proxy.address)
-        client = Client(connector)
-        recorder = await open_recorder(client, SessionOptions())
-        (connection,) = connector.connections
+        client = connect(f"ws://{proxy.address}")
+        await client.prewarm()
         proxy.stall()
-        connection.close()
-        await recorder.drain()
-        assert connector.connections == set()
+        with anyio.move_on_after(0.01):  # the connection is given up: the worker does not answer
+            await client.open(FAST)
         await client.aclose()
-        assert connection.socket.transport.is_closing()
+        assert client_tasks() == []
 
 
 # -- the pool ---------------------------------------------------------------------------------------------------------
@@ -178,8 +170,7 @@ async def test_closed_client_has_no_open_connection() -> None:
 
 async def test_pool_reuses_and_replaces_connections() -> None:
     async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
-        pool = connector_to(proxy.address)
-        client = Client(pool)
+        client = connect(f"ws://{proxy.address}")
         await client.prewarm()
         await client.prewarm()
         for turn in range(4):
@@ -189,9 +180,9 @@ async def test_pool_reuses_and_replaces_connections() -> None:
             await recorder.synthesize(f"Turn {turn}.")
             recorder.session.close()
         assert proxy.connections == 1
-        assert pool.idle
+        assert client_tasks().count("reader") == 1
         proxy.reset()
-        await until(lambda: not pool.idle)  # the reset has arrived
+        await until(lambda: not client_tasks())  # the reset has arrived
         recorder = await open_recorder(client)
         assert (await recorder.synthesize("A new connection.")).outcome is Outcome.DONE
         assert proxy.connections == 2

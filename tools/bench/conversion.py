@@ -10,9 +10,9 @@ from time import perf_counter
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.audio.window import MAX_SOURCE_S
 from tts_worker.errors import as_exception
 from tts_worker.features.bench.stats import Figure, Track, percentile, rounded_ms, untracked
+from tts_worker.features.conversion.windows import MAX_SOURCE_S
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.settings import Settings
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions

@@ -1,4 +1,4 @@
-"""Downloads that run in a process of their own, so that reading them cannot delay the calls of a benchmark.
+"""Downloads that run in a separate process, so that reading them cannot delay the calls of a benchmark.
 
 A download is a ``POST /v1/audio/speech`` whose client reads as fast as it can. ``DownloadProcess`` starts the process
 and asks it for progress; run as a module, this file is that process. It answers every line of its input with one JSON

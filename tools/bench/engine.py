@@ -15,6 +15,7 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
+from tools.bench.memory import rss_mb
 from tools.bench.playback import PlaybackClient, failure_of
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -22,7 +23,7 @@ from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.errors import SynthesisFailed
-from tts_worker.features.bench.stats import Figure, percentile, rss_mb
+from tts_worker.features.bench.stats import Figure, percentile
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

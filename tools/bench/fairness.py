@@ -1,7 +1,7 @@
 """Cost of downloads to calls: a real server in a separate process, measured idle and beside downloads in one run.
 
 A call is a WebSocket (``/v1/stream``); a download is a ``POST /v1/audio/speech`` whose client reads as fast as it can,
-in a process of its own (``downloads``). First audio is timed from sending the text to the first audio message. A call
+in a separate process (``downloads``). First audio is timed from sending the text to the first audio message. A call
 plays from the first message on at the sample rate, by the time at which messages arrive at the machine
 (``timed_connection``); an underrun is a gap of more than 5 ms, and unexplained unless the machine stalled
 (``stall_monitor``). The calls speak for a while before the downloads begin; underruns in that time are not due to

@@ -14,9 +14,10 @@ import resource
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from tools.bench.memory import rss_mb
 from tools.bench.stall_monitor import StallMonitor, is_machine_stall
 from tts_worker.errors import ErrorCode, OverCapacity
-from tts_worker.features.bench.stats import Figure, percentile, rounded_ms, rss_mb
+from tts_worker.features.bench.stats import Figure, percentile, rounded_ms
 from tts_worker.features.bench.texts import paragraph
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings

@@ -14,12 +14,7 @@ from tts_worker.engine.cosyvoice.audio.chunks import (
     RenderProgress,
     SegmentPhase,
 )
-from tts_worker.engine.cosyvoice.phases import (
-    SEQUENCE_TRANSITIONS,
-    TOKEN_PASS_TRANSITIONS,
-    SequencePhase,
-    TokenPass,
-)
+from tts_worker.engine.cosyvoice.phases import SEQUENCE_TRANSITIONS, TOKEN_PASS_TRANSITIONS, SequencePhase, TokenPass
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence

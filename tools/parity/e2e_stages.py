@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.networks.hift import Noise
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.speaker import Request
-from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tts_worker.engine.cosyvoice.tokens.interleave import Interleave, Interleave
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFeatures, PromptFrontend
 from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT
 
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25

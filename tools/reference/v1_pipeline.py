@@ -14,14 +14,7 @@ from torch import Tensor
 
 from tools.reference.algorithms import FadeState, V1Draws, reference_fade
 from tools.reference.compat import Compat
-from tools.reference.pipeline import (
-    AudioChunk,
-    MelPart,
-    TokenDecoder,
-    check_speed,
-    chunks_of,
-    render_chunks,
-)
+from tools.reference.pipeline import AudioChunk, MelPart, TokenDecoder, check_speed, chunks_of, render_chunks
 from tts_worker.engine.cosyvoice.audio.chunks import Chunk, next_chunk
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Item

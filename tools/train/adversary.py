@@ -28,18 +28,23 @@ class Adversary:
 
     def play(self, audio: Tensor, reference: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Train the discriminator on ``[B, samples]`` of both, and return what it adds to the stage's loss."""
-        real = self.discriminator(reference)
-        loss = discriminator_loss(real, self.discriminator(audio.detach()))
+        real = self._judge(reference)
+        loss = discriminator_loss(real, self._judge(audio.detach()))
         self._stage.apply(self._optimizer, loss, self._weights)
         self.discriminator.requires_grad_(False)
         with torch.no_grad():
-            real = self.discriminator(reference)
-        fake = self.discriminator(audio)
+            real = self._judge(reference)
+        fake = self._judge(audio)
         self.discriminator.requires_grad_(True)
         adversarial, features = adversarial_loss(fake), feature_loss(real, fake)
         metrics.update(discriminator=loss, adversarial=adversarial, features=features)
         option = self._stage.settings.option
         return option("adversarial", 0.3) * adversarial + option("features", 1.0) * features
+
+    def _judge(self, audio: Tensor) -> list[list[Tensor]]:
+        with self._stage.reduced_precision():
+            layers: list[list[Tensor]] = self.discriminator(audio)
+        return layers
 
     def state(self) -> dict[str, Any]:
         return {"net": self.discriminator.state_dict(), "optimizer": self._optimizer.state_dict()}

@@ -151,7 +151,7 @@ class Discriminator(nn.Module):
             for layer in net:  # type: ignore[attr-defined]
                 x = layer(x)
                 if isinstance(layer, nn.Conv2d):
-                    layers.append(x)
+                    layers.append(x.float())
             results.append(layers)
         return results
 

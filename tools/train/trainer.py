@@ -61,6 +61,10 @@ class Stage(ABC):
         first, second = settings.betas
         return torch.optim.AdamW(parameters, settings.lr, (first, second), weight_decay=settings.weight_decay)
 
+    def reduced_precision(self) -> torch.autocast:
+        """A context in which matrices are multiplied as bfloat16, if the option ``bfloat16`` asks for it."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bool(self.settings.option("bfloat16", 0)))
+
     def generator(self, salt: int = 0) -> torch.Generator:
         """A generator on the device for this step."""
         return torch.Generator(self.device).manual_seed((self.seed * 7919 + salt) * 1_000_000_007 + self.step)

@@ -11,15 +11,7 @@ from tools.worker_simulator.engines import source_of
 from tools.worker_simulator.network import owner
 from tools.worker_simulator.properties import check_report
 from tts_worker.errors import ErrorCode, TTSWorkerError
-from tts_worker.types import (
-    Ended,
-    Outcome,
-    PcmFrame,
-    SessionOptions,
-    State,
-    UtteranceKey,
-    Words,
-)
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, State, UtteranceKey, Words
 
 if TYPE_CHECKING:
     from tools.worker_simulator.view import WorldView

@@ -21,22 +21,13 @@ from tts_worker.engine.scheduler import Need
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import DeviceLost
 from tts_worker.settings import EngineSettings
-from tts_worker.types import (
-    Audio,
-    Cancel,
-    Command,
-    Credit,
-    EngineReport,
-    Event,
-    Open,
-    UtteranceKey,
-)
+from tts_worker.types import Audio, Cancel, Command, Credit, EngineReport, Event, Open, UtteranceKey
 
 if TYPE_CHECKING:
     from tools.worker_simulator.view import WorldView
 
 SIMULATED_MS_PER_CHAR = 61
-"""Marks the settings of the engine with modeled stages, which has no kind of its own in the settings."""
+"""Marks the settings of the engine with modeled stages, for which the settings have no kind."""
 
 _FACTOR = 257
 """Odd, so that number and position of a sample can be told from each other (``source_of``)."""

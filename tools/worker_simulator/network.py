@@ -30,7 +30,7 @@ class Host(Protocol):
     is_alive: bool
 
     def accept(self, call: SimulatedCall) -> None:
-        """Serve a call in a task of its own."""
+        """Serve a call in a separate task."""
         ...
 
 

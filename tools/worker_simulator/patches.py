@@ -218,7 +218,7 @@ def _observe_batches(world: WorldView, replace_in: Replace) -> None:
 
     async def adopt(self: Any, name: str, now_s: float, *, may_expire: bool) -> None:
         await adopted(self, name, now_s, may_expire=may_expire)
-        batch = self.batches.get(name)
+        batch = self._batches.get(name)
         world.reach("a batch goes on in another process", batch is not None and not batch.is_done)
 
     def finish(self: Any, result: Any) -> None:

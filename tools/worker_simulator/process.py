@@ -143,7 +143,7 @@ class SimulatedWorker:
     @property
     def has_batch(self) -> bool:
         """Whether an item of a batch is being spoken."""
-        return any(batch.tasks for batch in self.worker.parts["batch"].batches.values())
+        return any(batch.tasks for batch in self.worker.parts["batch"]._batches.values())
 
     @property
     def has_paused(self) -> bool:
@@ -225,6 +225,6 @@ class SimulatedWorker:
         for name, engine in self.worker.engines.items():
             if engine.live_utterances:
                 world.violate("sequences are freed", f"{self.name}: {engine.live_utterances} utterances of {name}")
-        held = [lease for leases in hub.quotas.leases.values() for lease in leases]  # type: ignore[attr-defined]
+        held = [lease for leases in hub.quotas._leases.values() for lease in leases]  # type: ignore[attr-defined]
         if held:
             world.violate("slots are given back", f"{self.name} holds {len(held)} sessions of a key")

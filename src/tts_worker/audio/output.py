@@ -176,14 +176,14 @@ def _open_frame_encoder(output_format: OutputFormat, frame_ms: int) -> Callable[
 class _OpusEncoder:
     """Encodes frames as Opus packets (RFC 6716) without a container, one each.
 
-    libsndfile offers Opus only in Ogg pages; PyAV, which the extra "webrtc" installs, has the packets.
+    libsndfile offers Opus only in Ogg pages; PyAV, which the extra "media" installs, has the packets.
     """
 
     def __init__(self, sample_rate_hz: int, frame_ms: int) -> None:
         try:
             import av  # imported late: few sessions need it
         except ImportError:
-            raise MissingExtra("the encoding opus", "webrtc") from None
+            raise MissingExtra("the encoding opus", "media") from None
         self._new_frame = av.AudioFrame
         self._rate_hz = sample_rate_hz
         self._position = 0

@@ -73,8 +73,6 @@ class Resampler:
     def __init__(self, source_hz: int, target_hz: int) -> None:
         check_rate(source_hz, "sample rate")
         check_rate(target_hz, "sample rate")
-        self.source_hz = source_hz
-        self.target_hz = target_hz
         common = gcd(source_hz, target_hz)
         self._up = target_hz // common
         self._down = source_hz // common

@@ -9,9 +9,6 @@ from tts_worker.audio.decode import Recording
 UNITS_PER_S = 25
 """Windows begin and end at multiples of 40 ms, the duration of one or two speech tokens."""
 
-MAX_SOURCE_S = 600.0
-"""The longest source audio of one conversion."""
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -74,7 +74,8 @@ def with_plugin_options(options: SessionOptions, given: Mapping[str, Any]) -> Se
         TypeError: There is no such option.
     """
     if unknown := given.keys() - PluginOptions.__annotations__.keys() - {"realtime"}:
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
+        known = ", ".join(PluginOptions.__annotations__)
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}; known: {known}")
     changes = dict(given)
     if "max_ahead_s" in changes:
         changes["lead_ms"] = _lead_ms_of(changes.pop("max_ahead_s"))

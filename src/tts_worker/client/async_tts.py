@@ -96,7 +96,7 @@ class AsyncTTS:
             async for part in tts.stream(deltas_of_a_language_model()):
                 send(part.pcm)
 
-    Texts may be spoken at the same time; each has a session of its own.
+    Texts may be spoken at the same time; each has a separate session.
     """
 
     @documents_options

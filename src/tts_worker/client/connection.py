@@ -138,7 +138,7 @@ class WorkerConnection(MessageStream):
     ) -> None:
         super().__init__()
         self.sessions = 0
-        self.socket = socket
+        self._socket = socket
         self._ready = ready
         self._settings = settings
         self._on_idle = on_idle
@@ -203,14 +203,14 @@ class WorkerConnection(MessageStream):
         except TypeError:
             raise InvalidRequest("an option has a value that JSON cannot express") from None
         try:
-            await self.socket.send(data)
+            await self._socket.send(data)
         except ConnectionClosed:
             return False
         return True
 
     async def _next(self) -> WorkerMessage | bytes | None:
         try:
-            raw = await self.socket.recv()
+            raw = await self._socket.recv()
             return raw if isinstance(raw, bytes) else parse_worker_message(raw)
         except ConnectionClosed as closed:
             raise ConnectionLost(self._why_lost(closed)) from None
@@ -237,10 +237,10 @@ class WorkerConnection(MessageStream):
             super()._dispatch(message)
 
     async def _close_transport(self) -> None:
-        await self.socket.close()
+        await self._socket.close()
 
     def _abort_transport(self) -> None:
-        self.socket.transport.abort()
+        self._socket.transport.abort()
 
     def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():

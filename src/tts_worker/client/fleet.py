@@ -193,7 +193,8 @@ class FleetConnector:
         eligible = [worker for worker in compatible if options.voice in (None, *worker.entry.capabilities.voices)]
         if not eligible:
             voices = sorted({voice for worker in compatible for voice in worker.entry.capabilities.voices})
-            raise UnknownVoice(f'no worker has the voice "{(options.voice or "")[:64]}"; there are: {voices[:20]}')
+            known = ", ".join(voices[:20]) or "none"
+            raise UnknownVoice(f'no worker has the voice "{(options.voice or "")[:64]}"; there are: {known}')
         if options.voice is None and options.language is not None:
             eligible = [worker for worker in eligible if _supports_language(worker, options.language)] or eligible
         now_s = asyncio.get_running_loop().time()
@@ -265,8 +266,12 @@ class FleetConnector:
 
 
 def _supports_language(worker: ResolvedWorker, language: str) -> bool:
-    tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
-    return "mul" in tags or language.split("-")[0].lower() in tags
+    tags = set(map(_primary_tag, worker.entry.capabilities.languages))
+    return "mul" in tags or _primary_tag(language) in tags
+
+
+def _primary_tag(language: str) -> str:
+    return language.replace("_", "-").split("-")[0].lower()
 
 
 class FleetConversion:

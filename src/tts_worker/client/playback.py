@@ -79,10 +79,11 @@ class AudioFile(Protocol):
 
 
 def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFile:
-    """Create a file in the format of its suffix, and the folders above it.
+    """Create a file in the format of its suffix, in a folder that exists.
 
     Raises:
-        InvalidRequest: The format is unknown, does not support the rate, or the file cannot be written.
+        InvalidRequest: The format is unknown or does not support the rate, there is no such folder, or the file cannot
+            be written.
         MissingPackage: The format needs soundfile, which is not installed.
     """
     suffix = path.suffix.lower()
@@ -92,7 +93,7 @@ def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFi
         if not path.parent.exists():
             raise InvalidRequest(f"cannot write {path}: there is no folder {path.parent}")
         path.touch()
-        return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _SoundFile(path, sample_rate_hz)
+        return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _EncodedFile(path, sample_rate_hz)
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -141,7 +142,7 @@ class _CheckedFile(io.FileIO):
         return len(data)
 
 
-class _SoundFile:
+class _EncodedFile:
     def __init__(self, path: Path, sample_rate_hz: int) -> None:
         try:
             import soundfile

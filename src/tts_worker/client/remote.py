@@ -17,12 +17,7 @@ from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.encoded_audio import count_samples
 from tts_worker.client.link import Link, RemoteConfig
 from tts_worker.client.remote_utterance import RemotePhase, RemoteUtterance
-from tts_worker.errors import (
-    DeadlineExceeded,
-    ErrorInfo,
-    IllegalCommand,
-    SessionClosed,
-)
+from tts_worker.errors import DeadlineExceeded, ErrorInfo, IllegalCommand, SessionClosed
 from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,

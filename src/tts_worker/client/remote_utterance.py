@@ -8,17 +8,7 @@ from enum import Enum
 from tts_worker.errors import ErrorInfo
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.spoken_words import cut_at
-from tts_worker.types import (
-    Alignment,
-    ChunkMeta,
-    Ended,
-    Outcome,
-    PcmFrame,
-    Receipt,
-    Skipped,
-    UtteranceKey,
-    Word,
-)
+from tts_worker.types import Alignment, ChunkMeta, Ended, Outcome, PcmFrame, Receipt, Skipped, UtteranceKey, Word
 
 
 class RemotePhase(Enum):

@@ -44,13 +44,13 @@ class WebSocketConnector:
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self._url = url
         self._settings = settings
-        self.connections: set[WorkerConnection] = set()
-        self.idle: list[WorkerConnection] = []
+        self._connections: set[WorkerConnection] = set()
+        self._idle: list[WorkerConnection] = []
         self._closing: WeakSet[WorkerConnection] = WeakSet()  # until their tasks have ended
         self._closed = False
 
     async def prewarm(self) -> None:
-        if not self.connections:
+        if not self._connections:
             try:
                 async with fail_after(self._settings.connect_timeout_s):
                     connection = await self._dial()
@@ -75,9 +75,9 @@ class WebSocketConnector:
         return HttpBatches(self._url, self._settings)
 
     async def _open(self, options: SessionOptions, audio_timeout_s: float) -> OpenedSession:
-        while self.idle:
+        while self._idle:
             try:
-                session = await self._open_session(self.idle.pop(), options, audio_timeout_s)
+                session = await self._open_session(self._idle.pop(), options, audio_timeout_s)
             except ConnectionLost:
                 continue  # the idle connection was lost meanwhile
             return OpenedSession(session, connection_reused=True)
@@ -91,7 +91,7 @@ class WebSocketConnector:
         if self._closed:
             raise ConnectionLost("the client is closed")
         connection = await dial(self._url, self._settings, self._release, self._forget)
-        self.connections.add(connection)
+        self._connections.add(connection)
         return connection
 
     async def _open_session(
@@ -111,28 +111,28 @@ class WebSocketConnector:
 
     def _release(self, connection: WorkerConnection) -> None:
         """Keep an idle connection for the next session, or close it."""
-        if self._closed or connection.is_lost or len(self.idle) >= self._settings.idle_connections:
+        if self._closed or connection.is_lost or len(self._idle) >= self._settings.idle_connections:
             connection.close()
         else:
-            self.idle.append(connection)
+            self._idle.append(connection)
             asyncio.get_running_loop().call_later(
                 self._settings.idle_s, self._close_unused, connection, connection.sessions
             )
 
     def _close_unused(self, connection: WorkerConnection, sessions: int) -> None:
-        if connection in self.idle and connection.sessions == sessions:  # not used since the timer started
-            self.idle.remove(connection)
+        if connection in self._idle and connection.sessions == sessions:  # not used since the timer started
+            self._idle.remove(connection)
             connection.close()
 
     def _forget(self, connection: WorkerConnection) -> None:
-        self.connections.discard(connection)
-        if connection in self.idle:
-            self.idle.remove(connection)
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
         self._closing.add(connection)
 
     async def aclose(self) -> None:
         self._closed = True
-        for connection in list(self.connections):
+        for connection in list(self._connections):
             connection.close()
         for connection in list(self._closing):
             await connection.wait_closed()

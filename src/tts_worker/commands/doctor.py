@@ -39,8 +39,7 @@ _EXTRAS: dict[str, Extra] = {
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
-    "media": Extra(("av",), "speech in AAC; recordings in m4a and webm"),
-    "languages": Extra(("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
+    "media": Extra(("av",), "speech in AAC, sessions in Opus; recordings in m4a and webm"),
     "normalize": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }
 """The extras of the core. Extras that this version lacks are not shown."""

@@ -38,8 +38,8 @@ from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
 from tts_worker.feature import find_file_signer, say_modules
+from tts_worker.front_end.instruction import END_OF_PROMPT, split_instruction
 from tts_worker.settings import Settings, read_yaml
-from tts_worker.text.instruction import END_OF_PROMPT, split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions, Word
 from tts_worker.worker import running_adapter
 

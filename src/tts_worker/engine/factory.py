@@ -10,12 +10,7 @@ from pathlib import Path
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import BundleError, MissingExtra, OutOfMemory
-from tts_worker.settings import (
-    CosyVoiceEngineSettings,
-    EngineSettings,
-    HibariEngineSettings,
-    ToneEngineSettings,
-)
+from tts_worker.settings import CosyVoiceEngineSettings, EngineSettings, HibariEngineSettings, ToneEngineSettings
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices

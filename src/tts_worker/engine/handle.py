@@ -15,13 +15,7 @@ from typing import Protocol
 from tts_worker.engine.base import Engine
 from tts_worker.engine.engine_thread import EngineThread
 from tts_worker.timeouts import fail_after
-from tts_worker.types import (
-    Command,
-    ComputationCounts,
-    EngineInfo,
-    EngineReport,
-    Event,
-)
+from tts_worker.types import Command, ComputationCounts, EngineInfo, EngineReport, Event
 
 log = logging.getLogger(__name__)
 

@@ -20,18 +20,7 @@ from tts_worker.engine.handle import EngineHandle, EngineStats, ThreadHandle
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.process import ProcessHandle
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady, SynthesisFailed
-from tts_worker.types import (
-    SAMPLE_RATE_HZ,
-    Audio,
-    Cancel,
-    Command,
-    Done,
-    EngineInfo,
-    Event,
-    Failed,
-    Open,
-    UtteranceKey,
-)
+from tts_worker.types import SAMPLE_RATE_HZ, Audio, Cancel, Command, Done, EngineInfo, Event, Failed, Open, UtteranceKey
 
 log = logging.getLogger(__name__)
 

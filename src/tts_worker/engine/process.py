@@ -283,7 +283,7 @@ def _encode_start(start: StartEngine) -> bytes:
         return encode(start)
     except Exception as error:
         raise ConfigError(
-            f"engine.process: the engine {start.name} cannot run in a process of its own, because what builds it "
+            f"engine.process: the engine {start.name} cannot run in a separate process, because what builds it "
             f"cannot be pickled ({type(error).__name__})"
         ) from error
 

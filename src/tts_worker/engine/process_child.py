@@ -1,6 +1,6 @@
 """The main program of an engine process. ``engine.process`` starts it and describes the protocol.
 
-The main thread reads requests; the engine has a thread of its own. The process ends with its engine, and at once when
+The main thread reads requests; the engine has a separate thread. The process ends with its engine, and at once when
 the server process ends, which closes the pipe.
 """
 

@@ -20,14 +20,8 @@ from tts_worker.audio.pcm import silence
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
-from tts_worker.errors import (
-    EngineFault,
-    ErrorInfo,
-    InvalidRequest,
-    OverCapacity,
-    TTSWorkerError,
-    UnspeakableText,
-)
+from tts_worker.errors import EngineFault, ErrorInfo, InvalidRequest, OverCapacity, TTSWorkerError, UnspeakableText
+from tts_worker.text.language import primary_tag
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -432,7 +426,7 @@ class EngineShell(ABC, Generic[S]):
         if not (math.isfinite(params.speed) and slowest <= params.speed <= fastest):
             raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g}")
         if params.language is not None and "mul" not in self.info.languages:
-            primary = params.language.replace("_", "-").split("-")[0].lower()
+            primary = primary_tag(params.language)
             if primary not in self.info.languages:
                 known = ", ".join(self.info.languages)
                 raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")

@@ -1,4 +1,4 @@
-"""Protobuf encoding of the messages (``proto/tts_worker.proto``), for gRPC. Needs the extra ``grpc``.
+"""Protobuf encoding of the messages (``proto/tts_worker.proto``), for gRPC.
 
 A field that an older or newer peer does not set has its default and is never an error.
 """

@@ -101,7 +101,7 @@ class Session(Protocol):
     def configure(self, params: SynthesisParams) -> None:
         """Set the parameters of later utterances.
 
-        A voice of another engine needs a session of its own, except for a ``ws://`` session that speaks nothing.
+        A voice of another engine needs another session, except for a ``ws://`` session that speaks nothing.
 
         Raises:
             InvalidRequest: A parameter has an unsuitable type or value.

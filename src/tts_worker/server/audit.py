@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tts_worker.callers import ApiScope, current_caller
@@ -18,11 +18,6 @@ class AuditedAction:
     """A change of the worker; ``outcome`` is what the log says of it unless it raises."""
 
     outcome: str = "done"
-
-
-def admin_action(action: str, subject: str) -> AbstractContextManager[AuditedAction]:
-    """Require the scope "admin" for the block and log its outcome; raises as ``audited`` does."""
-    return audited(action, subject, ApiScope.ADMIN)
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, MutableMapping
 from contextlib import aclosing
-from dataclasses import replace
 
-from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder, wav_file
-from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, TTSWorkerError, UnspeakableText
+from tts_worker.audio.encoders import Encoder
+from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, UnspeakableText
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
@@ -24,10 +22,8 @@ from tts_worker.types import (
     SessionOptions,
     Words,
 )
-from tts_worker.voices.routing import INSTRUCT, VoiceRequest, choose_voice
 
 QUIET_TURN_S = 0.1
-SPEED_HEADER = "x-speed"
 NOTHING_TO_SPEAK = "nothing_to_speak"
 """Reason of a report."""
 
@@ -123,40 +119,6 @@ async def download(
         yield data
 
 
-async def whole_download(
-    hub: SessionHub,
-    options: SessionOptions,
-    text: str,
-    audio_format: AudioFormat,
-    headers: MutableMapping[str, str] | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """Yield the encoded audio of a whole text at once, as ``download`` does in parts.
-
-    A failure is then an error and no file that ends early, the header of a WAV file states its length, and the file is
-    signed if the settings want it.
-    """
-    rate_hz = options.sample_rate or SAMPLE_RATE_HZ
-    as_wav = audio_format is AudioFormat.WAV
-    encoder = open_encoder(AudioFormat.PCM if as_wav else audio_format, rate_hz)
-    async with aclosing(download(hub, options, text, encoder, headers)) as parts:
-        data = b"".join([part async for part in parts])
-    data = wav_file(data, rate_hz) if as_wav else data
-    signer = hub.config.file_signer
-    yield data if signer is None else await asyncio.to_thread(signer.sign, data, audio_format)
-
-
-def within_speeds(hub: SessionHub, options: SessionOptions) -> SessionOptions:
-    """Bring the speed into the range of the voice that will speak, for clients whose range is wider.
-
-    The response names the speed in ``SPEED_HEADER`` where it was changed.
-    """
-    try:
-        slowest, fastest = choose_voice(hub.voices, VoiceRequest.of(options)).info.speed_range
-    except TTSWorkerError:  # it is refused when the session is opened
-        return options
-    return replace(options, speed=min(max(options.speed, slowest), fastest))
-
-
 def is_quiet_turn(ended: Ended) -> bool:
     """Return whether a text had nothing to say although it was not blank, such as "...", an emoji or a dash.
 
@@ -220,18 +182,3 @@ def failure(ended: Ended) -> ErrorInfo | None:
     if ended.outcome is Outcome.STOPPED:
         return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
     return None
-
-
-def speech_options(
-    voice: str | None, instruct: str | None = None, speed: float = 1.0, language: str | None = None
-) -> SessionOptions:
-    """Build the options for a whole text: unpaced, in engine chunks."""
-    return SessionOptions(
-        voice=voice or None,
-        speed=speed,
-        language=language,
-        instruct=instruct or None,
-        needs=(INSTRUCT,) if instruct else (),
-        realtime=False,
-        raw_chunks=True,
-    )

@@ -55,7 +55,10 @@ SUBPROTOCOL = "tts-worker"
 
 
 class BodyTooLarge(TextTooLong):
-    """A request body exceeds its limit in bytes."""
+    """A request body exceeds its limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"a request may have at most {limit_bytes} bytes")
 
 
 class AuthMiddleware:
@@ -175,7 +178,7 @@ class AuthMiddleware:
             if not length.isascii() or not length.isdigit():
                 raise InvalidRequest("Content-Length is not a number")
             if int(length[:20]) > (limit_bytes := self._limit_bytes(scope)):
-                raise BodyTooLarge(f"a request may have at most {limit_bytes} bytes")
+                raise BodyTooLarge(limit_bytes)
 
     def _limit_bytes(self, scope: Scope) -> int:
         return self._max_upload_bytes if self._paths.is_upload(scope["path"]) else self._max_body_bytes
@@ -272,7 +275,7 @@ class _LimitedReceive:
 
     def __init__(self, receive: Receive, limit_bytes: int, budget: _BodyBudget) -> None:
         self._receive = receive
-        self._remaining_bytes = limit_bytes
+        self._limit_bytes = self._remaining_bytes = limit_bytes
         self._budget = budget
         self._buffered_bytes = 0
 
@@ -282,7 +285,7 @@ class _LimitedReceive:
             size = len(message.get("body", b""))
             self._remaining_bytes -= size
             if self._remaining_bytes < 0:
-                raise BodyTooLarge("the request is too large")
+                raise BodyTooLarge(self._limit_bytes)
             if self._budget.buffered_bytes + size > self._budget.max_bytes:
                 raise OverCapacity("too many request bodies are being received", retry_after_s=1.0)
             self._buffered_bytes += size

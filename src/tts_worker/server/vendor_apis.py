@@ -1,4 +1,4 @@
-"""The APIs of other vendors on this server: how their clients are known, and answered outside of their own routes.
+"""The APIs of other vendors on this server: how their clients are known, and answered on other routes than theirs.
 
 That concerns unknown paths, paths that a vendor's API shares with the worker's own, and requests that are rejected
 before they reach a route. Without such APIs every client is one of the worker's own API.
@@ -73,7 +73,7 @@ class VendorApis:
         return (responses.error_response if api is None else api.error_response)(error, status)
 
     def status(self, scope: Scope, error: TTSWorkerError) -> int | None:
-        """Return the status of an error where the API of the path has one of its own."""
+        """Return the status that the API of the path gives an error, if that differs from the worker's."""
         api = self.of_path(scope["path"])
         return None if api is None else api.status(scope["path"], error)
 

@@ -327,7 +327,7 @@ class SessionFactory:
                 urls=defaults.urls if options.urls is None else options.urls,
                 # A multilingual voice does not tell the language of the text: the English rules apply.
                 language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
-                # A voice reads what its engine does, whatever it is described as.
+                # A voice reads what its engine does, also beyond its description.
                 languages=(*voice.languages, *voice.info.languages),
                 by_word=voice.info.text_by_word,
                 control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),

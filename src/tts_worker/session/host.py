@@ -8,7 +8,7 @@ from tts_worker.session.hub import SessionHub
 
 
 class WorkerHost(Protocol):
-    """Opens sessions and loads engines (``app.Worker``)."""
+    """Opens sessions and loads engines (``worker.Worker``)."""
 
     @property
     def hub(self) -> SessionHub: ...

@@ -39,6 +39,7 @@ from tts_worker.session.record import SessionObserver
 from tts_worker.session.session import LocalSession, SessionHooks
 from tts_worker.session.slots import SlotTable
 from tts_worker.session.usage import Usage
+from tts_worker.text.formulas import formula_reader
 from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.reading.verbalizer import rewrites_of
@@ -640,7 +641,8 @@ class SessionHub:
 
 
 def _prepare_readings(languages: Iterable[str]) -> None:
-    """Load what reads numbers in these languages: the first text that needs it would block the event loop for 0.1 s."""
+    """Load what reads numbers in these languages, and formulas: the first text would block the event loop for 0.1 s."""
+    formula_reader()
     for tag in set(map(primary_tag, languages)):
         if (rewrites := rewrites_of(tag)) is not None:
             rewrites("1", 0)

@@ -124,7 +124,6 @@ class SessionMachine:
         self.session = session
         self.state = State.IDLE
         self.params = params
-        self.stale_events = 0
         self._config = config or MachineConfig()
         self._make_text = make_text
         self._make_output = make_output
@@ -477,7 +476,6 @@ class SessionMachine:
         """Process an engine event. Events of ended utterances are dropped."""
         utterance = next((u for u in self._utterances if u.key == event.key), None)
         if utterance is None or utterance.is_generated:
-            self.stale_events += 1
             return
         match event:
             case Audio():

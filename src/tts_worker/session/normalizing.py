@@ -13,9 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from tts_worker.front_end.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.front_end.rules import FrontEnd
-from tts_worker.types import (
-    Segment,
-)
+from tts_worker.types import Segment
 
 log = logging.getLogger(__name__)
 

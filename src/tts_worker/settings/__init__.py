@@ -12,12 +12,7 @@ from tts_worker.settings.engines import (
 )
 from tts_worker.settings.load import check_directory, load_settings, read_lexicon, read_yaml
 from tts_worker.settings.packaged import find_config, packaged
-from tts_worker.settings.sections import (
-    GrpcSettings,
-    ServerSettings,
-    TextSettings,
-    is_loopback,
-)
+from tts_worker.settings.sections import GrpcSettings, ServerSettings, TextSettings, is_loopback
 from tts_worker.settings.tree import Settings
 
 __all__ = [

@@ -77,7 +77,7 @@ class KeyFile(Section):
     Attributes:
         keys: The API keys.
         token_secret: Signs the tokens of ``POST /v1/tokens``, so that workers with this file accept each other's; None
-            has each worker sign with a secret of its own.
+            has each worker sign with another secret.
     """
 
     keys: tuple[ApiKey, ...] = ()

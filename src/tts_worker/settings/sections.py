@@ -116,7 +116,7 @@ class EngineLoopSettings(Section):
     """How engines run.
 
     Attributes:
-        process: ``thread`` of this process, or a ``process`` of its own for each engine.
+        process: ``thread`` of this process, or a separate ``process`` for each engine.
         memory_share: Part of a GPU's memory that the engines of this worker may use, weights included; they divide it
             equally. Processes that share a GPU divide it, too; ``up --gpus`` and shares of Ray replicas set it.
         start_timeout_s: An engine that is not built and warm after this time has failed: weights are read, kernels

@@ -1,9 +1,8 @@
 """Decides whether a period ends a sentence: titles, abbreviations, initials, ordinals.
 
-The word lists are in ``data/abbreviations.tsv``; of eight languages the abbreviations that are read in words
-(``reading/tables``) join them. The decision uses the words before the period and the first character
-of the next word; after "a.m.", a day or "Art." as much of that word as tells a time zone, a date or a Roman numeral
-from others.
+The word lists are in ``data/abbreviations.tsv``; the abbreviations that are read in words in other languages
+(``reading.further``) join them. The decision uses the words before the period and the first character of the next
+word; after "a.m.", a day or "Art." as much of that word as tells a time zone, a date or a Roman numeral from others.
 
 Before a small letter a sentence goes on after any short word that is not a common one: "Your appt. with Dr. Lee". A
 wrong decision costs a later first segment there, and a pause within a sentence otherwise.
@@ -17,7 +16,7 @@ from functools import lru_cache
 
 from tts_worker.text.language import primary_tag
 from tts_worker.text.reading import roman
-from tts_worker.text.reading.tables import WORLDWIDE, load
+from tts_worker.text.reading.further import further_languages
 from tts_worker.text.tables import words
 
 _LISTS = words("abbreviations")
@@ -146,7 +145,8 @@ def period_rules(language: str | None) -> PeriodRules:
 
 def _abbreviations(language: str, table: str) -> Iterator[str]:
     """Yield the words of a table of a language that end with a period, without it: "p", "ej"."""
-    for written in load(language).get(table, ()) if language in WORLDWIDE else ():
+    further = None if language in ("", "en") else further_languages()
+    for written in further.abbreviations(language, table) if further else ():
         yield from (word[:-1].lower() for word in written.split() if word[-1] == ".")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
-from tts_worker.text import directions, latex, markup, reasoning
+from tts_worker.text import directions, formulas, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, NO_PAUSE, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.expression import ExpressionTrack, delivery
@@ -411,16 +411,17 @@ class TextFilter:
     def _formula(self, at: int) -> int | None:
         """Read a formula in LaTeX; None if there is none at ``at``."""
         text = self._text
-        end, width = self._found(latex.extent, at) or (0, 0)
+        end, width = self._found(formulas.extent, at) or (0, 0)
         if not end:
             return None
         self._wait_for(end)
         formula = text[at + width : end - width]
-        if not self._in_english:
-            for char, place in latex.symbols(formula):
+        reader = formulas.formula_reader()
+        if reader is not None and not self._in_english:
+            for char, place in reader.symbols(formula):
                 self._write(char, at + width + place)
             return end
-        words = latex.spoken(formula)
+        words = reader.spoken(formula) if reader else ""
         if not words:
             return self._drop(at, end)
         return self._speak(" " * text[at - 1].isalnum() + words + " " * text[end : end + 1].isalnum(), at, end)
@@ -519,6 +520,8 @@ class TextFilter:
 
     def _emphasis(self, at: int) -> int:
         text = self._text
+        if text[at] == "*" and (end := self._star_key(at)):
+            return end
         if text[at] == "*" and text[at - 1] in SPACES and self._out.ends_sentence and (end := self._action(at)):
             return end
         pair = self._pair(at)
@@ -528,6 +531,18 @@ class TextFilter:
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
+
+    def _star_key(self, at: int) -> int | None:
+        """Read the star of "dial *67" and "press *1 or *2"; None if it is a mark, as that of "press *1*"."""
+        key = self._match("STAR_KEY", at) if self._text[at - 1] == " " else None
+        if key is None or not PATTERNS["BEFORE_STAR_KEY"].search(self._out.tail):
+            return None
+        end = key.end()
+        self._wait_for(end)
+        following = self._text[end : end + 1]
+        if following == "*":
+            self._wait_for(end + 1)  # a digit goes on
+        return None if following == "*" or following.isalnum() else self._keep(at, end)
 
     def _is_text(self, before: str, run: str, following: str) -> bool:
         """Return whether a run of marks is read aloud (``2*3``, ``snake_case``); record the emphasis it opens."""

@@ -19,6 +19,8 @@ from tts_worker.types import Span
 WRAP_CHARS = 40
 """A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
 
+_TAIL_CHARS = 60
+
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 
 
@@ -32,11 +34,17 @@ class ReadableText(MappedText):
         self.after_letters = True
         """Whether ``space_follows`` is called after letters too."""
         self._last_char = "\n"
+        self._last_cut = ""  # the last characters that were cut off
         self._line_begin = 0
         # What the next character decides, and its offset: "\n" may only wrap a long line; SOFT_SPACE stands for dropped
         # characters, in whose place a space may be needed. Of several the first, but a stronger one wins.
         self._blank = ""
         self._blank_at = 0
+
+    @property
+    def tail(self) -> str:
+        """The last characters, whether they were cut off or not."""
+        return (self._last_cut + self.text)[-_TAIL_CHARS:]
 
     @property
     def holds_space(self) -> bool:
@@ -75,6 +83,10 @@ class ReadableText(MappedText):
             self._last_char = kept[-1]
         if kept != text:
             self.space(start + len(kept))
+
+    def cut(self, length: int) -> int:
+        self._last_cut = (self._last_cut + self.text[:length])[-_TAIL_CHARS:]
+        return super().cut(length)
 
     def unit(self, replacement: Span) -> None:
         if self._blank:

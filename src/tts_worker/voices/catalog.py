@@ -277,19 +277,23 @@ class VoiceCatalog:
 
     def _mixed(self, name: str) -> VoiceDescription | None:
         """Return the mix that a name describes; it has the language and lexicon of its first voice."""
-        mix = mix_of(name) or ()
-        found = [(voice, share) for part, share in mix if (voice := self._find(part)) is not None]
-        if not mix or len(found) < len(mix) or any(voice.name not in found[0][0].info.mixable for voice, _ in found):
+        voices: dict[str, VoiceDescription] = {}
+        shares: dict[str, float] = {}
+        for part, share in mix_of(name) or ():
+            if (voice := self._find(part)) is None:
+                return None
+            voices[voice.name] = voice  # which may have two names
+            shares[voice.name] = shares.get(voice.name, 0.0) + share
+        first = next(iter(voices.values()), None)
+        if first is None or len(voices) == 1 or not voices.keys() <= set(first.info.mixable):
             return None
-        levels = [share * voice.loudness_lufs for voice, share in found if voice.loudness_lufs is not None]
+        levels = [shares[name] * each.loudness_lufs for name, each in voices.items() if each.loudness_lufs is not None]
         return replace(
-            found[0][0],
-            name=name_of(tuple((voice.name, share) for voice, share in found)),
+            first,
+            name=name_of(tuple(shares.items())),
             description="a mix by name",
             gender=None,
-            loudness_lufs=None
-            if None in levels
-            else sum(share * (voice.loudness_lufs or 0.0) for voice, share in found),
+            loudness_lufs=sum(levels) if len(levels) == len(voices) else None,
             aliases=(),
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest, UnknownModel
+from tts_worker.text.language import primary_tag
 from tts_worker.types import SessionOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.description import VoiceDescription
@@ -71,8 +72,7 @@ def matching_voices(voices: VoiceCatalog, request: VoiceRequest) -> Iterator[Voi
 
 def supports_language(voice: VoiceDescription, language: str) -> bool:
     """Whether the voice speaks a language, compared by the primary BCP-47 subtag."""
-    primary = language.split("-")[0].lower()
-    return "mul" in voice.languages or primary in {tag.split("-")[0].lower() for tag in voice.languages}
+    return "mul" in voice.languages or primary_tag(language) in map(primary_tag, voice.languages)
 
 
 def _mismatch(voice: VoiceDescription, request: VoiceRequest) -> str | None:

@@ -235,21 +235,19 @@ async def test_token_of_a_key_gives_no_access_to_its_batches(tmp_path: Path) -> 
         assert (await http.get(path, headers=bearer(OPERATOR))).status_code == 200
 
 
-async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_batches_hold_no_lock(tmp_path: Path) -> None:
     """Each lock is an open file, and batches are kept for a day."""
-    monkeypatch.setattr("tts_worker.features.batch.runner.MAINTENANCE_S", 0.02)
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
         batch = await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
         await batches_of(worker).wait(batch, 0)
         name = batch.stored.id
-        await until(lambda: name in batches_of(other).batches)
+        await batches_of(other).maintain()
         third = BatchFolder(tmp_path, name)
         await until(third.claim)
         third.release()
         await batches_of(worker).delete(batch)
         assert await batches_of(other).find(name) is None, "the other worker sees that it is deleted"
-        await until(lambda: name not in batches_of(other).batches)
 
 
 async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +264,9 @@ async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, mon
         new = await batches_of(other).submit(request, "key")
         await batches_of(worker).delete(old)
         assert await asyncio.to_thread(new.folder.path.exists), "only the old one is forgotten"
-        assert old.stored.id not in batches_of(worker).batches
+        found = await batches_of(worker).find(new.stored.id)
+        assert found is not None
+        assert found.stored == new.stored
 
 
 def test_batch_appears_whole_and_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,12 +344,12 @@ async def test_clock_that_jumps_deletes_no_batch(
             await runner.maintain()
             wall_s, monotonic_s = wall_s + 600, monotonic_s + 600
         assert "clock has jumped" in caplog.text
-        assert batch.stored.id in runner.batches
+        assert await runner.find(batch.stored.id) is batch
         wall_s -= jump_s  # it is set right again
         await runner.maintain()
         wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
         await runner.maintain()
-        assert not runner.batches, "a day has passed"
+        assert await runner.list() == [], "a day has passed"
 
 
 async def test_kept_batches_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -462,9 +462,6 @@ async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
     async with running_worker(settings) as worker:
         batch = await batches_of(worker).find(stored.id)
         assert batch is not None
-        await until(lambda: stored.id in batches_of(worker).batches)
-        batch = await batches_of(worker).find(stored.id)
-        assert batch is not None
         for index in range(3):
             result = await batches_of(worker).wait(batch, index)
             assert result is not None
@@ -482,7 +479,9 @@ async def test_damaged_record_is_synthesized_again(tmp_path: Path) -> None:
     (tmp_path / "AAAAAAAAAAAAAAAA").mkdir()  # its process crashed before it wrote the request
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
-        await until(lambda: batch.stored.id in runner.batches and runner.batches[batch.stored.id].is_done)
+        found = await runner.find(batch.stored.id)
+        assert found is not None
+        await runner.wait(found, 0)
         assert (batch.folder.path / "0.json").read_bytes().endswith(b"}")
 
 
@@ -541,8 +540,9 @@ async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -
     copy = Batch(stored, BatchFolder(tmp_path, stored.id))
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
-        await until(lambda: stored.id in runner.batches and bool(runner.batches[stored.id].tasks))
-        running = runner.batches[stored.id]
+        await until(lambda: worker.hub.live_sessions > 0)
+        running = await runner.find(stored.id)
+        assert running is not None
         waiting = asyncio.create_task(runner.wait(running, 0))
         await runner.delete(copy)
         assert await waiting is None
@@ -590,10 +590,10 @@ async def test_full_storage_deletes_no_batches_of_other_keys(monkeypatch: pytest
         open_to(runner, "alice", "mallory")
         kept = await finished_batch(runner, "alice", "abcdefg")
         flood = [await finished_batch(runner, "mallory", "abcdefgh" * 3) for _ in range(3)]
-        assert kept.stored.id in runner.batches
+        assert kept in await runner.list()
         assert flood[-1].results[0].error is not None, "half of the storage is 50000 bytes"
         small = [await finished_batch(runner, "mallory", "abcdefg") for _ in range(3)]
-        assert list(runner.batches) == [kept.stored.id, *(batch.stored.id for batch in small[1:])]
+        assert {each.stored.id for each in await runner.list()} == {each.stored.id for each in (kept, *small[1:])}
         assert (await asyncio.to_thread(kept.folder.audio(0).stat)).st_size == kept.results[0].size
 
 
@@ -605,7 +605,7 @@ async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
         await runner.wait(waiting, 0)
         with pytest.raises(TextTooLong, match="breaks"):
             await runner.submit(BatchRequest.model_validate({**PCM, "items": items('a<break time="10s"/>')}))
-        assert list(runner.batches) == [waiting.stored.id]
+        assert await runner.list() == [waiting]
         full = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefghijklmnopqrst" * 5)}))
         result = await runner.wait(full, 0)
         assert result is not None

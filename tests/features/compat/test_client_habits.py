@@ -33,7 +33,7 @@ def http(address: str, **options: Any) -> httpx.AsyncClient:
 
 
 async def test_every_model_name_of_the_sdk_speaks() -> None:
-    names = [*get_args(openai_types.SpeechModel), "tts-1-hd-1106", "tts-1-1106", "gpt-4o-mini-tts-2026-07-01"]
+    names = [*get_args(openai_types.SpeechModel), "tts-1-hd-1106", "tts-1-1106", "gpt-4o-mini-tts-2026-07-01", "kokoro"]
     assert len(names) > 5
     async with serving() as address, http(address) as client:
         expected = (await client.post(SPEECH, json=PCM)).content

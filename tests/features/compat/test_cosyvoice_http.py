@@ -16,6 +16,7 @@ import soundfile
 
 from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
+from tts_worker.features.compat.vendor_requests import split_language
 from tts_worker.types import PcmFrame, SessionOptions
 from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 from tts_worker.worker import Worker
@@ -127,6 +128,21 @@ async def test_instruction_in_the_text_is_not_spoken(prefix: str, voice: str) ->
         assert written.content == spoken.content
 
 
+@pytest.mark.parametrize(
+    ("text", "spoken", "language"),
+    [
+        ("Hi.", "Hi.", None),
+        ("<|en|>Hi.", "Hi.", "en"),
+        (" <|jp|> Hi.", " Hi.", "ja"),
+        ("Hi. <|en|>", "Hi. <|en|>", None),
+        ("<|xx|>Hi.", "<|xx|>Hi.", None),
+        ("<|yue|>", "", "yue"),
+    ],
+)
+def test_leading_language_tag_is_the_language(text: str, spoken: str, language: str | None) -> None:
+    assert split_language(text) == (spoken, language)
+
+
 async def test_instructions_need_the_capability() -> None:
     async with enrolling() as (worker, client):
         low = await local_pcm(worker, "tone-low")
@@ -229,6 +245,7 @@ async def test_a_body_without_content_length_is_limited() -> None:
             "/inference_cross_lingual", content=endless(), headers={"content-type": "multipart/form-data; boundary=x"}
         )
         assert answer.status_code == 413
+        assert "at most 200000 bytes" in answer.json()["error"]["message"]
 
 
 # -- cosyvoice-ray-serve-api ------------------------------------------------------------------------------------------

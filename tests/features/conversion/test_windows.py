@@ -13,10 +13,11 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.audio.window import MAX_SOURCE_S, Window
+from tts_worker.audio.window import Window
 from tts_worker.errors import InvalidRequest
 from tts_worker.features.conversion.windows import (
     LIVE,
+    MAX_SOURCE_S,
     MAX_WINDOW_S,
     WHOLE,
     SourceWindows,

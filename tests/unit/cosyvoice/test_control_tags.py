@@ -18,8 +18,8 @@ from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voices.speaker import DIALECTS, EMOTIONS, MANNERS, instruct_ids
 from tts_worker.errors import MissingExtra
 from tts_worker.features.offline import say
+from tts_worker.front_end.instruction import END_OF_PROMPT
 from tts_worker.text.control_tags import ControlTags
-from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline

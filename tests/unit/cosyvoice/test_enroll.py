@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.voices.enroll import enroll, plain_transcript
 from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices, instruct_ids, prompt_ids
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
-from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT
 from tts_worker.voices.files import Voice, load_voice, save_voice
 
 

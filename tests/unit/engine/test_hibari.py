@@ -474,6 +474,26 @@ def test_each_voice_has_its_weights(two_voices: HibariModel, hibari_model: Hibar
     assert np.allclose((higher.f0_hz - heart.f0_hz)[voiced], HIGHER_HZ, atol=0.1)
 
 
+def test_level_of_heart_is_that_of_its_voice_pack(
+    higher_voice: VoiceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voices = [replace(higher_voice, loudness_lufs=-20.0)]
+    shipped = HibariModel(voices=voices).level_change_db("higher", like=VOICE)
+    heart = tmp_path / "voicepacks" / "hibari" / VOICE
+    heart.mkdir(parents=True)
+    (heart / "metadata.yaml").write_text("loudness_lufs: -23.0\n")
+    monkeypatch.setattr(model_module, "packaged", tmp_path.joinpath)
+    changed = HibariModel(voices=voices).level_change_db("higher", like=VOICE)
+    assert (shipped, changed) == (pytest.approx(-5.9, abs=0.3), -3.0)
+
+
+def test_level_of_a_mix_is_that_of_its_parts(higher_voice: VoiceModel) -> None:
+    levels = {"anna": -20.0, "bella": -30.0, "carla": None}
+    model = HibariModel(voices=[replace(higher_voice, name=name, loudness_lufs=lufs) for name, lufs in levels.items()])
+    assert model.level_change_db("anna", like="anna+bella(3)") == pytest.approx(-7.5)
+    assert model.level_change_db("anna", like="bella+carla") == 0.0, "its level is not known"
+
+
 def test_utterances_of_two_voices_sound_as_alone(two_voices: HibariModel, hibari_model: HibariModel) -> None:
     text = ("One engine speaks with both voices. They take turns.", Boundary.SENTENCE)
     driver = make_driver(two_voices)

@@ -289,6 +289,15 @@ def test_discriminator_takes_part_from_its_step() -> None:
     assert ["adversarial" in stage.update() for _ in range(3)] == [False, False, True]
 
 
+def test_bfloat16_changes_the_losses_by_little() -> None:
+    pytest.importorskip("onnx", reason="reads the graph")
+    exact, rounded = (make_stage("spectra", discriminator_from=0.0, bfloat16=value).update() for value in (0.0, 1.0))
+    assert rounded["loss"] != exact["loss"]
+    assert {name: float(value) for name, value in rounded.items()} == pytest.approx(
+        {name: float(value) for name, value in exact.items()}, rel=0.03
+    )
+
+
 def trained(run: Path, until_step: int = 1) -> FastTraining:
     """A training of which both stages were trained for some steps."""
     pytest.importorskip("onnx", reason="reads the graph")

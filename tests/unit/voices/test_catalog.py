@@ -15,6 +15,7 @@ from tts_worker.types import Alignment, EngineInfo
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.named_mixes import is_mix, mix_of, name_of
 from tts_worker.voices.packs import VoicePack, read_voicepacks
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -52,10 +53,39 @@ def test_mix_by_name_is_a_voice() -> None:
     catalog.add("two", "fake", info("dan"))
     assert catalog.get("nova(3)+ann").name == catalog.get("bob(0.3)+ann(0.1)").name == "bob(75)+ann(25)"
     assert catalog.get(catalog.get("ann+bob").name) == catalog.get("ann(7)+bob(7)")
+    assert catalog.get("nova+bob+ann(2)").name == "bob(50)+ann(50)"
     assert [voice.name for voice in catalog] == ["ann", "bob", "cleo", "dan"]
-    for name in ("ann+cleo", "ann+dan", "ann+eve", "ann+", "+ann", "ann(0)+bob(0)", "ann(-1)+bob", "ann+bob" * 9):
+    for name in (
+        "ann+cleo",
+        "ann+dan",
+        "ann+eve",
+        "ann+",
+        "+ann",
+        "ann(0)+bob(0)",
+        "ann(-1)+bob",
+        "ann+bob" * 9,
+        "nova+bob",
+    ):
         with pytest.raises(UnknownVoice, match=r"no mix .*; voices that can be mixed: ann, bob|unknown voice"):
             catalog.get(name)
+
+
+def test_loudness_of_a_mix_needs_that_of_all_its_voices() -> None:
+    packs = [
+        VoicePack(name="ann", family="fake", loudness_lufs=-20),
+        VoicePack(name="bob", family="fake", loudness_lufs=-30),
+    ]
+    catalog = VoiceCatalog(packs)
+    catalog.add("one", "fake", replace(info("ann", "bob", "cleo"), mixable=("ann", "bob", "cleo")))
+    assert catalog.get("ann(3)+bob").loudness_lufs == pytest.approx(-22.5)
+    assert catalog.get("ann+cleo").loudness_lufs is None, "it is measured"
+
+
+@pytest.mark.parametrize("language", ["en", "en-GB", "en_GB", "EN"])
+def test_language_of_a_request_matches_any_form_of_its_tag(language: str) -> None:
+    catalog = VoiceCatalog([VoicePack(name="ann", family="fake", languages=("en_US",))])
+    catalog.add("one", "fake", info("ann"))
+    assert choose_voice(catalog, VoiceRequest(language=language)).name == "ann"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ann", "bob", "x.y-z"]), st.floats(0.001, 999)), min_size=1, max_size=8))

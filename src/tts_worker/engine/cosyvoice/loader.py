@@ -12,13 +12,20 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.bundle.config import V1
+from tts_worker.engine.cosyvoice.bundle.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
-from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
+from tts_worker.engine.cosyvoice.execution.plan import (
+    Backend,
+    BackendOptions,
+    BackendState,
+    ChunkPlan,
+    backend_named,
+    select_backend,
+)
 from tts_worker.engine.cosyvoice.execution.settings import (
     GRAPHS_DIR,
     OLDEST_TORCH,
@@ -88,6 +95,11 @@ class LoadOptions(EngineOptions):
     graphs_dir: Path | None = None
     plan_cache: Path | None = None
 
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether the device may use more than PyTorch's operators one after the other."""
+        return self.acceleration == "auto"
+
 
 def load_engine(
     options: LoadOptions,
@@ -133,64 +145,99 @@ def _load_engine(
     if bundle.has_random_weights:
         log.warning("the weights in %s are random: the audio is noise", options.bundle)
     tokenizer = TextTokenizer.from_bundle(bundle)
-    cuda = device.type == "cuda"
-    half = cuda if options.half is None else options.half
-    is_v1 = bundle.config.family == V1
-    accelerated = options.acceleration == "auto"
-    if not accelerated and options.backend != Backend.TORCH.value:
-        raise ConfigError(f"backend: {options.backend} needs acceleration: auto; or set backend: torch")
-    if is_v1:
-        _check_v1(options)
-    elif options.first_tokens > (most := bundle.config.chunked_flow.chunk_tokens):
-        raise ConfigError(f"first_tokens: must be at most {most}, the tokens of a chunk, not {options.first_tokens}")
-    if cuda:
+    _check_model(options, bundle.config)
+    chosen = _DeviceChoices.of(options, device, bundle.config)
+    if device.type == "cuda":
         return_unused_memory()
     is_loaded = networks is not None
     if networks is None:
-        networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
-    threads = torch.get_num_threads()
-    overlap = threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap
-    overlap = overlap and accelerated and not cuda
-    stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
-    render_batch = options.render_batch or (8 if cuda else 1)
-    backend = select_backend(
-        networks,
-        BackendOptions(
-            backend_named(options.backend),
-            options.graphs_dir or options.bundle / GRAPHS_DIR,
-            ChunkPlan(render_batch, stride_chunks, max_flow_chunks(bundle.config, options.max_segment_s)),
-            threads=flow_threads(threads) if overlap else threads,
-            allow_tf32=half,
-            plan_cache=options.plan_cache,
-        ),
-    )
-    if half and backend.active is Backend.TORCH and not is_loaded:
+        networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if chosen.half else torch.float32)
+    backend = _select_backend(options, chosen, networks)
+    if chosen.half and backend.active is Backend.TORCH and not is_loaded:
         networks.flow.use_dtype(torch.bfloat16)
-    has_graphs = backend.active is Backend.TORCH and not is_v1
-    max_utterances = options.max_utterances or default_utterances(networks, options.memory_share)
-    settings = StreamingConfig(
-        **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
-        acceleration=accelerated,
-        overlap=overlap,
-        max_utterances=max_utterances,
-        text_mode=TextMode(options.text_mode),
-        stride_chunks=stride_chunks,
-        pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
-        decode_batch=options.decode_batch or (max_utterances if cuda else CPU_UTTERANCES),
-        render_batch=render_batch,
-        first_chunk_on_device=options.first_chunk_on_device and has_graphs,
-        graphs=options.graphs and accelerated and cuda,
-        compile=CompileMode(options.compile),
-        gathers=options.gathers,
-        library=options.library,
-        audio_graphs=has_graphs,
-    )
+    settings = _settings(options, chosen, networks, backend)
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
     components = Components.build(
         networks, tokenizer, voices, settings, stored=stored, enrolled=enrolled, backend=backend
     )
     return CosyVoiceEngine(components, EngineSpec(bundle.config, tokenizer, settings, script))
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceChoices:
+    """The values of ``LoadOptions`` for a device and a model, of those that do not depend on its memory."""
+
+    half: bool
+    threads: int
+    overlap: bool
+    stride_chunks: int
+    render_batch: int
+
+    @classmethod
+    def of(cls, options: LoadOptions, device: torch.device, config: CosyVoiceConfig) -> _DeviceChoices:
+        cuda = device.type == "cuda"
+        threads = torch.get_num_threads()
+        overlap = threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap
+        return cls(
+            half=cuda if options.half is None else options.half,
+            threads=threads,
+            overlap=overlap and options.is_accelerated and not cuda,
+            stride_chunks=1 if config.family == V1 else options.stride_chunks or (1 if cuda else 2),
+            render_batch=options.render_batch or (8 if cuda else 1),
+        )
+
+
+def _select_backend(options: LoadOptions, chosen: _DeviceChoices, networks: Networks) -> BackendState:
+    """Choose the back end of flow and vocoder."""
+    chunks = max_flow_chunks(networks.config, options.max_segment_s)
+    return select_backend(
+        networks,
+        BackendOptions(
+            backend_named(options.backend),
+            options.graphs_dir or options.bundle / GRAPHS_DIR,
+            ChunkPlan(chosen.render_batch, chosen.stride_chunks, chunks),
+            threads=flow_threads(chosen.threads) if chosen.overlap else chosen.threads,
+            allow_tf32=chosen.half,
+            plan_cache=options.plan_cache,
+        ),
+    )
+
+
+def _settings(
+    options: LoadOptions, chosen: _DeviceChoices, networks: Networks, backend: BackendState
+) -> StreamingConfig:
+    """Return the settings of the engine."""
+    cuda = networks.device.type == "cuda"
+    has_graphs = backend.active is Backend.TORCH and networks.config.family != V1
+    max_utterances = options.max_utterances or default_utterances(networks, options.memory_share)
+    return StreamingConfig(
+        **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
+        acceleration=options.is_accelerated,
+        overlap=chosen.overlap,
+        max_utterances=max_utterances,
+        text_mode=TextMode(options.text_mode),
+        stride_chunks=chosen.stride_chunks,
+        pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
+        decode_batch=options.decode_batch or (max_utterances if cuda else CPU_UTTERANCES),
+        render_batch=chosen.render_batch,
+        first_chunk_on_device=options.first_chunk_on_device and has_graphs,
+        graphs=options.graphs and options.is_accelerated and cuda,
+        compile=CompileMode(options.compile),
+        gathers=options.gathers,
+        library=options.library,
+        audio_graphs=has_graphs,
+    )
+
+
+def _check_model(options: LoadOptions, config: CosyVoiceConfig) -> None:
+    """Refuse options that contradict each other or the model. Raises ConfigError."""
+    if not options.is_accelerated and options.backend != Backend.TORCH.value:
+        raise ConfigError(f"backend: {options.backend} needs acceleration: auto; or set backend: torch")
+    if config.family == V1:
+        _check_v1(options)
+    elif options.first_tokens > (most := config.chunked_flow.chunk_tokens):
+        raise ConfigError(f"first_tokens: must be at most {most}, the tokens of a chunk, not {options.first_tokens}")
 
 
 def _check_counts(options: LoadOptions) -> None:

@@ -13,12 +13,7 @@ from typing import Any
 from tts_worker.commands.doctor_backends import has_nvidia_driver
 from tts_worker.commands.installation import install_command
 from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, create_session
-from tts_worker.features.acceleration.onnxruntime_builds import (
-    diagnose,
-    gpu_command,
-    imported_folder,
-    installed_builds,
-)
+from tts_worker.features.acceleration.onnxruntime_builds import diagnose, gpu_command, imported_folder, installed_builds
 from tts_worker.finding import Finding, Status
 
 PREFERENCE = (TENSORRT, CUDA, CPU)

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
-from tts_worker.features.acceleration.onnx_graphs import (
-    ENCODER,
-    ESTIMATOR,
-    VOCODER,
-    VOCODER_CHUNK,
-    GraphSpec,
-    Sizes,
-)
+from tts_worker.features.acceleration.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec, Sizes
 
 MAX_SLOWDOWN = 2  # at the slowest pace, a chunk has this many times the frames
 MIN_VOCODER_FRAMES = 8  # less than any chunk; reflection padding and look-ahead need a few

@@ -143,7 +143,7 @@ def _and_gpu(builds: list[Build]) -> str:
 
 
 def gpu_command() -> str:
-    """Return the commands that install the GPU build next to the other one, in a folder of its own."""
+    """Return the commands that install the GPU build next to the other one, in a separate folder."""
     folder = Path(sys.prefix) / GPU_BUILD
     return (
         f'pip install --no-deps --target "{folder}" {GPU_BUILD}, '

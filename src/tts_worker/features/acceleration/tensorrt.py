@@ -28,11 +28,7 @@ from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 from tts_worker.features.acceleration.onnx_checks import IDENTITY_MODEL
 from tts_worker.features.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
-from tts_worker.features.acceleration.onnx_networks import (
-    install_graphs,
-    parity_error,
-    tolerance_of,
-)
+from tts_worker.features.acceleration.onnx_networks import install_graphs, parity_error, tolerance_of
 from tts_worker.features.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
 from tts_worker.features.acceleration.tensorrt_package import import_tensorrt
 
@@ -169,7 +165,7 @@ class PlanCache:
                 partial.unlink()
 
     def entries(self) -> Iterator[StoredPlan]:
-        """List the plans, whatever they were built for. Unreadable files are left out."""
+        """List all plans, for any GPU and shape. Unreadable files are left out."""
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
                 with path.open("rb") as file:

@@ -41,9 +41,9 @@ from tts_worker.features.batch.store import (
     stored_ids,
     unix_time_s,
 )
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.server.rendering import synthesize
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, Ended, PcmFrame
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class BatchRunner:
         self.caller_of = caller_of
         self._temporary: TemporaryFolder | None = None
         self._directory = settings.directory
-        self.batches: dict[str, Batch] = {}  # that this process runs or has adopted, by name
+        self._batches: dict[str, Batch] = {}  # that this process runs or has adopted, by name
         self._unreadable: set[str] = set()  # ids that the log has named
         self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
         self._work = asyncio.Event()
@@ -200,7 +200,7 @@ class BatchRunner:
             await self._hub.lexicons.prepare(lexicon)
         if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
             raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
-        running = [batch for batch in self.batches.values() if not batch.is_done]
+        running = [batch for batch in self._batches.values() if not batch.is_done]
         if len(running) >= MAX_RUNNING:
             raise OverCapacity(f"all {len(running)} batches are running", retry_after_s=60.0)
         if sum(batch.stored.owner == caller.key for batch in running) >= self._max_running(caller.key):
@@ -212,11 +212,11 @@ class BatchRunner:
         stored = StoredBatch(id=name, owner=caller.key, created_at_s=unix_time_s(), request=request)
         folder = BatchFolder(await self._open_directory(), stored.id)
         batch = Batch(stored, folder)
-        self.batches[stored.id] = batch  # before it is written: maintenance must not claim it
+        self._batches[stored.id] = batch  # before it is written: maintenance must not claim it
         try:
             await _to_thread(folder.create, stored)
         except BaseException as error:
-            del self.batches[stored.id]
+            del self._batches[stored.id]
             if not isinstance(error, FileExistsError):
                 await asyncio.shield(asyncio.to_thread(folder.delete))  # its id may be submitted again
             raise
@@ -232,7 +232,7 @@ class BatchRunner:
             Forbidden: The caller holds a token.
         """
         caller = _key_holder()
-        batch = self.batches.get(name)
+        batch = self._batches.get(name)
         if batch is not None and batch.is_done and await asyncio.to_thread(batch.folder.is_lost):
             self._forget(batch)
             batch = None
@@ -249,7 +249,7 @@ class BatchRunner:
         """Return the batches of the current caller, the newest first. Raises as ``find`` does."""
         _key_holder()
         directory = self._directory
-        names = set(self.batches)
+        names = set(self._batches)
         if directory is not None:
             names.update(await asyncio.to_thread(stored_ids, directory))
         found = [batch for name in names if (batch := await self.find(name)) is not None]
@@ -262,7 +262,7 @@ class BatchRunner:
             Draining: The worker is shutting down and does not begin the item.
         """
         while (result := batch.results.get(index)) is None and not batch.is_cancelled:
-            running = self.batches.get(batch.stored.id)
+            running = self._batches.get(batch.stored.id)
             if self._hub.draining and not (running is not None and running.tasks):
                 raise Draining("the worker is shutting down; the batch continues at its next start, or elsewhere")
             if running is batch:
@@ -280,7 +280,7 @@ class BatchRunner:
 
     async def delete(self, batch: Batch) -> None:
         """Cancel a batch and delete its results; ``batch`` may be a copy of one that this process runs."""
-        running = self.batches.pop(batch.stored.id, batch)
+        running = self._batches.pop(batch.stored.id, batch)
         running.is_cancelled = batch.is_cancelled = True
         self._queue = [entry for entry in self._queue if entry[0] is not running]
         for task in running.tasks:
@@ -290,7 +290,7 @@ class BatchRunner:
         if not await asyncio.to_thread(running.folder.is_lost):  # the folder of that name may be another batch by now
             await asyncio.to_thread(running.folder.delete)
         running.folder.release()
-        adopted = self.batches.get(batch.stored.id)  # maintenance took it over meanwhile, or it was submitted again
+        adopted = self._batches.get(batch.stored.id)  # maintenance took it over meanwhile, or it was submitted again
         if adopted is not None and await asyncio.to_thread(adopted.folder.is_lost):
             self._forget(adopted)
         running.notify()
@@ -317,7 +317,7 @@ class BatchRunner:
             for worker in workers:
                 worker.cancel()
             await asyncio.wait(workers)
-            for batch in self.batches.values():
+            for batch in self._batches.values():
                 batch.folder.release()
             if self._temporary is not None:
                 self._temporary.remove()
@@ -336,7 +336,7 @@ class BatchRunner:
     async def _run_items(self) -> None:
         while True:
             batch, index = await self._next_item()
-            # A task of its own, so that deleting the batch cancels the item only.
+            # A separate task, so that deleting the batch cancels the item only.
             task = asyncio.create_task(self._run_item(batch, index), name=f"batch-{batch.stored.id}-{index}")
             batch.tasks.add(task)
             try:
@@ -466,7 +466,7 @@ class BatchRunner:
         return MAX_RUNNING if owner is None else int(MAX_RUNNING * _KEY_SHARE)
 
     def _finished(self) -> Sequence[Batch]:
-        return [batch for batch in self.batches.values() if batch.is_done]
+        return [batch for batch in self._batches.values() if batch.is_done]
 
     async def _make_room(self, size: int, owner: str | None) -> None:
         """Delete the oldest finished batches of a key until ``size`` bytes fit; those of other keys stay.
@@ -478,8 +478,8 @@ class BatchRunner:
         Raises:
             StorageFull: They cannot fit. Then nothing was deleted.
         """
-        own = [batch for batch in self.batches.values() if batch.stored.owner == owner]
-        total = sum(batch.size for batch in self.batches.values())
+        own = [batch for batch in self._batches.values() if batch.stored.owner == owner]
+        total = sum(batch.size for batch in self._batches.values())
         excess = max(
             total + size - self.settings.max_bytes, sum(batch.size for batch in own) + size - self._max_bytes(owner)
         )
@@ -498,7 +498,7 @@ class BatchRunner:
     def _forget(self, batch: Batch) -> None:
         """Forget a batch whose folder another process has deleted."""
         batch.is_cancelled = True
-        self.batches.pop(batch.stored.id, None)
+        self._batches.pop(batch.stored.id, None)
         self._queue = [entry for entry in self._queue if entry[0] is not batch]
         batch.folder.release()
         batch.notify()
@@ -506,7 +506,7 @@ class BatchRunner:
     async def maintain(self) -> None:
         now_s = unix_time_s()
         if is_clock_trusted := self._is_clock_trusted(now_s):
-            for batch in list(self.batches.values()):
+            for batch in list(self._batches.values()):
                 if now_s > self.expires_at_s(batch):
                     await self.delete(batch)
         finished = self._finished()
@@ -515,7 +515,7 @@ class BatchRunner:
         if self.settings.directory is None:
             return
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
-            if name not in self.batches:
+            if name not in self._batches:
                 await self._adopt(name, now_s, may_expire=is_clock_trusted)
 
     def _is_clock_trusted(self, now_s: float) -> bool:
@@ -537,8 +537,8 @@ class BatchRunner:
             if not await _to_thread(folder.claim):
                 return
             content = await _to_thread(folder.read)
-            if content is not None and name not in self.batches:  # deleted and submitted again meanwhile
-                batch = self.batches[name] = Batch(content[0], folder, content[1])
+            if content is not None and name not in self._batches:  # deleted and submitted again meanwhile
+                batch = self._batches[name] = Batch(content[0], folder, content[1])
             elif content is None and await _age_s(folder, now_s) > MAINTENANCE_S:
                 await _to_thread(folder.delete)  # without a request it is of no use
         except UnreadableBatch as error:  # left to the version that stored it, as long as any batch is kept

@@ -1,4 +1,4 @@
-"""Generates load in a process of its own: reads plans as lines of JSON, runs them, writes a line of figures for each.
+"""Generates load in a separate process: reads plans as lines of JSON, runs them, writes a line of figures for each.
 
 An utterance is due at a time that does not depend on the server, and its first audio counts from there: a late start is
 part of it (open loop). The figures include how late this process itself ran.

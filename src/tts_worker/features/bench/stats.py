@@ -1,12 +1,10 @@
-"""Percentiles, resource use of this process, and output of results."""
+"""Percentiles, garbage collection, and output of results."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -33,18 +31,6 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def rounded_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
-
-
-def rss_mb() -> float:
-    """Return the memory of this process in MB, from ``/proc`` if available, else its peak."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except OSError:
-        import resource
-
-        scale = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tts_worker.features.compat.samples import SampleEncoder
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import Fields
+from tts_worker.text.language import primary_tag
 from tts_worker.types import NEUTRAL, Expression, SessionOptions
 from tts_worker.voices.description import VoiceDescription
 
@@ -163,7 +164,7 @@ def voice_json(voice: VoiceDescription) -> Message:
         "name": voice.title,
         "tagline": "",
         "description": voice.description,
-        "language": voice.languages[0].split("-")[0],
+        "language": primary_tag(voice.languages[0]),
         "locales": [{"locale": tag, "is_native": index == 0} for index, tag in enumerate(voice.languages)],
         "gender": gender_of(voice),
         "access": "public",

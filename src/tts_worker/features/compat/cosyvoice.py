@@ -21,15 +21,16 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.features.compat.vendor_requests import speech_options, split_language, whole_download
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import converted, download, speech_options, whole_download
+from tts_worker.server.rendering import converted, download
 from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body, live_rate_hz, read_body
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, Fields, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction, split_language
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}

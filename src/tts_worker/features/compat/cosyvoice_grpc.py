@@ -15,12 +15,13 @@ from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cosyvoice_pb2 as pb
 from tts_worker.features.compat import cosyvoice_pb2_grpc
+from tts_worker.features.compat.vendor_requests import speech_options, split_language
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.grpc.server import Drainable, Register
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import check_spoken, speech_options
+from tts_worker.server.rendering import check_spoken
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction, split_language
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000

@@ -25,11 +25,12 @@ from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, InvalidRequest,
 from tts_worker.features.compat.context_socket import ContextSocket, Message
 from tts_worker.features.compat.samples import SampleEncoder
 from tts_worker.features.compat.turns import Turn, TurnProtocol
+from tts_worker.features.compat.vendor_requests import within_speeds
 from tts_worker.features.compat.voice_names import own_voice
 from tts_worker.logs import current_request_id
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import download, within_speeds
+from tts_worker.server.rendering import download
 from tts_worker.server.responses import SafeJSONResponse, retry_after, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import Fields, query_parameters, request_body, validate

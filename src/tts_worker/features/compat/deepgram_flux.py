@@ -21,9 +21,9 @@ from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.features.compat import deepgram
 from tts_worker.features.compat.context_socket import ContextSocket, Message
 from tts_worker.features.compat.turns import Turn, TurnProtocol
+from tts_worker.features.compat.vendor_requests import within_speeds
 from tts_worker.logs import current_request_id
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import within_speeds
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import Fields, validate
 from tts_worker.session.hub import SessionHub

@@ -20,33 +20,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.errors import (
-    ErrorCode,
-    InvalidRequest,
-    TextTooLong,
-    TTSWorkerError,
-)
+from tts_worker.errors import ErrorCode, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cloning
+from tts_worker.features.compat.vendor_requests import SPEED_HEADER, whole_download, within_speeds
 from tts_worker.features.compat.voice_names import own_voice, stand_in
+from tts_worker.front_end.instruction import split_instruction
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.models import engine_names, unknown_model
-from tts_worker.server.rendering import SPEED_HEADER, download, whole_download, within_speeds
+from tts_worker.server.rendering import download
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body
 from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
 from tts_worker.text.language import language_of
 from tts_worker.types import SessionOptions
 from tts_worker.voices.routing import VoiceRequest
 
-OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``).
-They select nothing: the voice determines the engine."""
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "kokoro")
+"""Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``),
+and those of Kokoro-FastAPI. They select nothing: the voice determines the engine."""
 _DATE = re.compile(r"-(\d{4}|\d{4}-\d{2}-\d{2})$")
 _SPEEDS = (0.25, 4.0)
 """Range of the vendor, wider than that of most voices here."""

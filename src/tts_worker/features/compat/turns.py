@@ -15,13 +15,7 @@ from functools import partial
 
 from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import RemoteError
-from tts_worker.features.compat.context_socket import (
-    ContextSocket,
-    Message,
-    SpeechContext,
-    VendorProtocol,
-    WireMessage,
-)
+from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol, WireMessage
 from tts_worker.server.rendering import failure, is_quiet_turn, quiet_turn
 from tts_worker.session.session import LocalSession
 from tts_worker.types import (

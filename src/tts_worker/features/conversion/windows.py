@@ -16,9 +16,12 @@ import numpy as np
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import Floats, to_float
-from tts_worker.audio.window import MAX_SOURCE_S, UNITS_PER_S, Window
+from tts_worker.audio.window import UNITS_PER_S, Window
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import BYTES_PER_SAMPLE
+
+MAX_SOURCE_S = 600.0
+"""The longest source audio of one conversion."""
 
 MAX_WINDOW_S = 30.0
 """The most that the speech tokenizer takes."""

@@ -131,7 +131,7 @@ class RedisQuotas(Quotas):
         self._free_senders: list[str] = []  # of requests that were answered
         self._senders = 0
         self._charges: dict[tuple[Metered, str], _Charges] = {}  # by kind and API key
-        self.leases: dict[str, set[str]] = {}  # held by this worker, by API key
+        self._leases: dict[str, set[str]] = {}  # held by this worker, by API key
         self._ended: dict[str, set[str]] = {}  # leases that Redis may still have
         self._changed = asyncio.Event()
         self._away_until_s: float | None = None
@@ -211,34 +211,34 @@ class RedisQuotas(Quotas):
     async def reserve_session(self, key: str, lease: str, max_sessions: int) -> bool:
         ended = self._ended.pop(key, set())
         # Held from now on: an answer that is lost would leave it in Redis, and a renewal must not end it.
-        self.leases.setdefault(key, set()).add(lease)
+        self._leases.setdefault(key, set()).add(lease)
         values: tuple[str | float, ...] = (lease, max_sessions, int(1000 * LEASE_S), *ended)
         answer = await self._evaluate(_RESERVE, "sessions", key, values)
         if answer is None:
             self._ended.setdefault(key, set()).update(ended)
             return True  # the hub has checked the sessions of this worker
         if answer == 0:
-            self.leases.get(key, set()).discard(lease)
+            self._leases.get(key, set()).discard(lease)
         return answer != 0
 
     def hold_session(self, key: str, lease: str) -> None:
-        self.leases.setdefault(key, set()).add(lease)
+        self._leases.setdefault(key, set()).add(lease)
         self._changed.set()
 
     def release_session(self, key: str, lease: str) -> None:
-        held = self.leases.get(key, set())
+        held = self._leases.get(key, set())
         if lease in held:
             held.discard(lease)
             self._ended.setdefault(key, set()).add(lease)
             self._changed.set()
 
     async def _renew(self, key: str) -> None:
-        held, ended = self.leases.get(key, set()), self._ended.pop(key, set())
+        held, ended = self._leases.get(key, set()), self._ended.pop(key, set())
         answer = await self._evaluate(_RENEW, "sessions", key, (int(1000 * LEASE_S), len(held), *held, *ended))
         if answer is None and ended:
             self._ended.setdefault(key, set()).update(ended)
-        elif not self.leases.get(key):  # not ``held``: a session may have been reserved meanwhile
-            self.leases.pop(key, None)
+        elif not self._leases.get(key):  # not ``held``: a session may have been reserved meanwhile
+            self._leases.pop(key, None)
 
     # -- exchange -----------------------------------------------------------------------------------------------------
 
@@ -267,13 +267,13 @@ class RedisQuotas(Quotas):
                 del self._charges[kind, key]
             elif refreshes or not is_settled:
                 await self._exchange(kind, key, charges)
-        for key in [*(self.leases if renews else ()), *self._ended]:
+        for key in [*(self._leases if renews else ()), *self._ended]:
             await self._renew(key)
 
     async def aclose(self) -> None:
-        for key, held in self.leases.items():
+        for key, held in self._leases.items():
             self._ended.setdefault(key, set()).update(held)
-        self.leases.clear()
+        self._leases.clear()
         await self._send(renews=False, refreshes=False)
         await self._store.aclose()
 

@@ -132,7 +132,7 @@ class Registrar:
         if shares_name and not self._shares_name:
             log.warning(
                 'another worker is registered as "%s", too, and clients find only one of them: '
-                "give each a registry.name of its own",
+                "give each another registry.name",
                 entry.name,
             )
         self._shares_name = shares_name

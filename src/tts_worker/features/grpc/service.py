@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from tts_worker.callers import ApiScope
 from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.grpc.frames import StreamFormat
 from tts_worker.features.grpc.options import StartOptions, add_shaper_lead, parse_start_options
@@ -19,7 +20,7 @@ from tts_worker.features.grpc.synthesize import SynthesizeCall
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import PROTOCOL_VERSION
-from tts_worker.server.audit import admin_action
+from tts_worker.server.audit import audited
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
 from tts_worker.server.grpc.models import OFFERED_RATES_HZ, ModelCatalog, load_metrics
 from tts_worker.server.limits import ApiLimits
@@ -134,7 +135,7 @@ class TTSService:
         try:
             session = self.sessions.get(request.session_id, caller_identity(context))
             if request.command == pb.RELOAD:
-                with admin_action("reload_model", session.engine):
+                with audited("reload_model", session.engine, ApiScope.ADMIN):
                     await self._models.reload(session.engine)
                 response = pb.ControlResponse(success=True, applied=True)
             else:
@@ -191,7 +192,7 @@ class TTSService:
         """Load a model and wait for it."""
         began_s = time.perf_counter()
         try:
-            with admin_action("load_model", request.model_id):
+            with audited("load_model", request.model_id, ApiScope.ADMIN):
                 await self._models.load(request.model_id)
         except TTSWorkerError as error:
             return pb.LoadModelResponse(message=error.message, error=proto_codec.encode_error(error.info))
@@ -200,7 +201,7 @@ class TTSService:
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
         """Unload a model that no session uses."""
         try:
-            with admin_action("unload_model", request.model_id) as action:
+            with audited("unload_model", request.model_id, ApiScope.ADMIN) as action:
                 unloaded = await self._models.unload(request.model_id)
                 action.outcome = "done" if unloaded else "kept"
         except TTSWorkerError as error:

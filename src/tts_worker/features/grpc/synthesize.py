@@ -18,16 +18,7 @@ from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import cut_at
-from tts_worker.types import (
-    Ended,
-    Outcome,
-    Output,
-    PcmFrame,
-    Receipt,
-    State,
-    Word,
-    Words,
-)
+from tts_worker.types import Ended, Outcome, Output, PcmFrame, Receipt, State, Word, Words
 
 
 class SynthesizeCall:

@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tts_worker.callers import ApiScope, Caller, current_caller
-from tts_worker.errors import (
-    BundleError,
-    Forbidden,
-    IllegalCommand,
-    InvalidRequest,
-    OverCapacity,
-    UnknownLexicon,
-)
+from tts_worker.errors import BundleError, Forbidden, IllegalCommand, InvalidRequest, OverCapacity, UnknownLexicon
 from tts_worker.features.lexicons.pls import read_pls
 from tts_worker.features.lexicons.store import LexiconDetails, LexiconStore, OutdatedVersion
 from tts_worker.server.audit import audited

@@ -1,6 +1,6 @@
-"""gRPC services: the TTS worker protocol, the conversation service of our client, and CosyVoice's service.
+"""The gRPC ports: server, connections, keys of calls, and the models that a worker tells. Features add the services.
 
-``proto/generate.py`` generates the ``*_pb2*`` modules from ``proto/``. The modules need the extra ``grpc``.
+The modules need the extra ``grpc``. ``proto/generate.py`` generates the ``*_pb2*`` modules that services use.
 """
 
 import os

@@ -4,8 +4,6 @@
 that finds the tokens of a text that are not read as they are spelled (numbers, money, dates, signs, abbreviations), by
 class, and says which words stand for them.
 
-``tables`` has a file for each language: units, currencies, abbreviations, and patterns. ``english`` has a file of rules
-for each class of token; ``rules`` explains them. ``chinese`` and ``worldwide`` scan a text from left to right by the
-rules of their tables. ``worldwide`` reads eight languages with num2words and CLDR (``worldwide_words``); ``russian``
-knows the cases of Russian.
+``english`` has tables (units, currencies, abbreviations) and a file of rules for each class of token; ``rules``
+explains them. Other languages are read by the feature ``languages``, which ``further`` finds.
 """

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tts_worker.text.reading.tables import compiled
 from tts_worker.text.span_rewriting import Rewrite
 from tts_worker.text.tables import named_patterns, paragraphs
 
@@ -94,43 +93,6 @@ def template(spoken: str, forms: Mapping[str, Any]) -> Callable[[re.Match[str], 
         return None if _NOTHING in words else words
 
     return fill
-
-
-class Scanner:
-    """Rules that are tried in order at each place where a token may begin.
-
-    Args:
-        start: Pattern of where one may begin.
-        rules: Pattern and words of each rule; "@x" leaves a match to the function ``read_x``.
-        named: The patterns that ``<NAME>`` in them stands for.
-        readings: The functions that they name.
-    """
-
-    def __init__(
-        self, start: str, rules: Iterable[tuple[str, str]], named: Mapping[str, str], readings: Mapping[str, Any]
-    ) -> None:
-        self._start = compiled(start, named)
-        self._rules = [(compiled(pattern, named), self._reading(spoken, readings)) for pattern, spoken in rules]
-
-    @staticmethod
-    def _reading(spoken: str, readings: Mapping[str, Any]) -> Callable[[re.Match[str]], str | None]:
-        if spoken[:1] == "@":
-            read: Callable[[re.Match[str]], str | None] = readings[f"read_{spoken[1:]}"]
-            return read
-        fill = template(spoken, readings)
-        return lambda match: fill(match, match.span())
-
-    def tokens(self, text: str, first: int) -> Iterator[tuple[int, int, str | None]]:
-        """Yield the tokens from ``first`` on: their ranges, and what is spoken; None where no rule applies."""
-        end = first
-        while start := self._start.search(text, end):
-            place, end, spoken = start.start(), start.start() + 1, None
-            for pattern, read in self._rules:
-                match = pattern.match(text, place)
-                if match and match.end() > place and (spoken := read(match)) is not None:
-                    end = match.end()
-                    break
-            yield place, end, spoken
 
 
 class Grammar:

@@ -12,19 +12,13 @@ from dataclasses import replace
 from functools import cache
 
 from tts_worker.text.language import LanguageDetector, contains_chinese, primary_tag
-from tts_worker.text.reading import chinese, english
-from tts_worker.text.reading.tables import WORLDWIDE
+from tts_worker.text.reading import english
+from tts_worker.text.reading.further import Rewrites, further_languages
 from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_plain
 from tts_worker.types import Segment
 
-Rewrites = Callable[[str, int], list[Rewrite]]
-"""``(text, first)``: the disjoint rewrites of ``text`` from ``first`` on, in order; what precedes is only looked at."""
-
 _CONTEXT_CHARS = 60
 """Text of earlier segments that decides how a token is read: "Your code is:" may be a segment of its own."""
-
-_READERS: dict[str, Rewrites] = {"en": english.rewrites, "yue": chinese.rewrites, "zh": chinese.rewrites}
-"""What reads a language, by primary tag. Loaded at once, as English takes a quarter of a second."""
 
 _SPELLED_DASH = re.compile(r"[-–]\d")
 """Text between two characters that a tag spells: no range."""
@@ -33,11 +27,12 @@ _SPELLED_DASH = re.compile(r"[-–]\d")
 @cache
 def rewrites_of(language: str | None) -> Rewrites | None:
     """Return what reads a language (a primary tag); None if nothing does."""
-    if language in WORLDWIDE:
-        from tts_worker.text.reading.worldwide import rewrites_in
-
-        return rewrites_in(language)
-    return _READERS.get(language or "")
+    if language == "en":
+        return english.rewrites
+    if language is None or language == "mul":
+        return None
+    further = further_languages()
+    return further.rewrites_in(language) if further else None
 
 
 class Verbalizer:

@@ -171,7 +171,7 @@ class FlowPool:
             OutOfMemory: All slots are taken.
         """
         if not self._slots:
-            raise OutOfMemory("all flow slots are taken: end an utterance or configure more slots")
+            raise OutOfMemory("all flow slots are taken: end an utterance, or raise max_utterances")
         state = FlowState(self._slots[-1])
         for memory in (*self._front, self.estimator):
             if voice is None:
@@ -257,9 +257,9 @@ class FlowPool:
         ratio = self.flow.dims.frames_per_token
         chunks = tokens.shape[1] // size
         if len(self._pages) < chunks * len(states):
-            raise OutOfMemory("all flow pages are taken: end an utterance or configure more pages")
+            raise OutOfMemory("all flow pages are taken: end an utterance, or raise memory_gb")
         if any(len(state.pages) + chunks > self.max_chunks for state in states):
-            raise OutOfMemory(f"an utterance may last {self.max_chunks} chunks here: end it or configure more")
+            raise OutOfMemory(f"an utterance may last {self.max_chunks} chunks here: end it, or raise max_segment_s")
         for state in states:
             state.pages += [self._pages.pop() for _ in range(chunks)]
         longest = self._rounded_pages(max(len(state.pages) for state in states))
@@ -318,7 +318,7 @@ class FlowPool:
         """Return the estimator compiled for the shapes of a pass over ``inputs``, or None if it is not compiled.
 
         Every solver step has other pages. They are inputs of the program, so that all steps share it; the first step,
-        of one branch, has one of its own.
+        of one branch, has a separate one.
         """
         calls: dict[int, tuple[Tensor | None, ...]] = {}
 

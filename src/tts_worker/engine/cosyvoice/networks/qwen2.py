@@ -2,7 +2,7 @@
 
 One forward pass serves any subset of utterances, with their KV caches in a ``SlotPool``: prefill, later text and single
 decode steps are the same call with a different ``T``. On CUDA nothing is read by the host. A single utterance on a CPU
-has a pass of its own that copies nothing. Drawing ids is in sampler.py, the order of inputs in runs.py.
+has a separate pass that copies nothing. Drawing ids is in sampler.py, the order of inputs in runs.py.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class FusedOperator(Generic[P, R]):
         return kernel_switch.is_on and not (self.fault or self.is_excluded) and isinstance(x, Tensor) and x.is_cuda
 
     def launch(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Launch the kernel, whatever the device of the arguments is."""
+        """Launch the kernel for arguments on any device."""
         function: Callable[P, R] = getattr(import_module(self.module), self.name)
         x = args[0]
         if not (isinstance(x, Tensor) and x.is_cuda):

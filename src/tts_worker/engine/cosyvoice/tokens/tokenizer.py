@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.bundle.directory import Bundle, vocabulary_sour
 from tts_worker.engine.cosyvoice.tokens import respelling
 from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
 from tts_worker.errors import BundleError, MissingExtra
-from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT
 
 # Qwen2's pre-tokenization pattern: https://huggingface.co/docs/transformers/model_doc/qwen2
 WORD_PATTERN = (

@@ -25,9 +25,9 @@ from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend, check_rate
 from tts_worker.engine.cosyvoice.voices.speaker import prompt_ids
 from tts_worker.errors import MissingExtra, TextTooLong
+from tts_worker.front_end.instruction import END_OF_PROMPT
 from tts_worker.front_end.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.front_end.rules import spell_out_number
-from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese
 from tts_worker.voices.files import Voice
 

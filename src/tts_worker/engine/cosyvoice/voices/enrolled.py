@@ -2,7 +2,7 @@
 
 The enrollment thread (``tts_worker.voices.enrollment``) writes, the engine thread reads. An entry never changes once it
 is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault. An
-engine in a process of its own has a copy, to which changes are sent (``tts_worker.engine.base.SharedState``).
+engine in a separate process has a copy, to which changes are sent (``tts_worker.engine.base.SharedState``).
 """
 
 from __future__ import annotations

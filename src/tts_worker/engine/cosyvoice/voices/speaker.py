@@ -22,7 +22,8 @@ from tts_worker.engine.cosyvoice.bundle.config import V1, V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest
-from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT
+from tts_worker.front_end.instruction import END_OF_PROMPT, SYSTEM_PROMPT
+from tts_worker.text.language import primary_tag
 from tts_worker.voices.files import Voice
 
 _LOOSE_FRAMES = 6.0  # 70 ms
@@ -125,7 +126,7 @@ def style_instruction(style: str) -> str:
 
 
 def _language_ids(tokenizer: WhisperTokenizer, language: str | None) -> list[int]:
-    return tokenizer.language_ids(language.partition("-")[0].lower()) if language else []
+    return tokenizer.language_ids(primary_tag(language)) if language else []
 
 
 def _system_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig) -> list[int]:

@@ -18,10 +18,13 @@ from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
+from tts_worker.settings.packaged import packaged
 from tts_worker.text.language import primary_tag
-from tts_worker.voices.named_mixes import mix_of
+from tts_worker.voices.installed import CPU_FAMILY, FOLDER
+from tts_worker.voices.named_mixes import Mix, mix_of
+from tts_worker.voices.packs import VoicePack, read_voicepack
 
-VOICE, _GENDER, _LOUDNESS_LUFS = "heart", "female", -25.9
+VOICE = "heart"
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
@@ -93,7 +96,7 @@ class VoiceModel:
 class HibariModel:
     """The loaded networks of all voices; one per process. Loading takes a third of a second.
 
-    Further voices share one network, whatever their number: 6 MB of memory, and 0.15 MB for each.
+    Further voices share one network: 6 MB of memory, and 0.15 MB for each.
 
     Args:
         model_path: The model of the voice ``heart``; None selects the installed one.
@@ -112,8 +115,9 @@ class HibariModel:
     def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
         self._assets = _assets()
         self._languages = {VOICE: AMERICAN}
-        self._genders: dict[str, str | None] = {VOICE: _GENDER}
-        self._levels_lufs: dict[str, float | None] = {VOICE: _LOUDNESS_LUFS}
+        heart = _heart_pack()
+        self._genders = {VOICE: heart.gender}
+        self._levels_lufs = {VOICE: heart.loudness_lufs}
         self._networks = {VOICE: _heart(model_path or default_model_path(), threads)}
         self._vectors: dict[str, Floats] = {}
         shared: dict[Path, list[VoiceModel]] = {}
@@ -158,8 +162,10 @@ class HibariModel:
 
     def level_change_db(self, voice: str, like: str) -> float:
         """Return the gain with which a voice is as loud as another one; 0 if the level of one is not known."""
-        level, other = self._levels_lufs[voice], self._levels_lufs[self._first(like)]
-        return 0.0 if level is None or other is None else other - level
+        level = self._levels_lufs[voice]
+        others = [(self._levels_lufs[part], share) for part, share in self._parts(like)]
+        known = [share * (other - level) for other, share in others if level is not None and other is not None]
+        return sum(known) if len(known) == len(others) else 0.0
 
     def phonemizer_in(self, language: str) -> Phonemizer:
         """Return the phonemizer of an accent or language; the American one, unless it is British or Mandarin.
@@ -200,9 +206,13 @@ class HibariModel:
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
 
+    def _parts(self, voice: str) -> Mix:
+        """Return the voices of a mix and their shares, or the voice alone."""
+        return mix_of(voice) or ((voice, 1.0),)
+
     def _first(self, voice: str) -> str:
         """Return the first voice of a mix, or the voice."""
-        return voice if voice in self._languages else (mix_of(voice) or ((voice, 1.0),))[0][0]
+        return self._parts(voice)[0][0]
 
     def _vector_of(self, voice: str) -> Floats:
         """Return the vector of a voice, or the mean of those of a mix."""
@@ -215,6 +225,12 @@ class HibariModel:
 def is_mandarin(language: str) -> bool:
     """Whether a BCP-47 tag is one of Mandarin."""
     return primary_tag(language) == MANDARIN
+
+
+def _heart_pack() -> VoicePack:
+    """Return what ships with the worker about ``heart``; nothing is known without it."""
+    folder = packaged(f"{FOLDER}/{CPU_FAMILY}/{VOICE}")
+    return VoicePack(name=VOICE, family=CPU_FAMILY) if folder is None else read_voicepack(folder).pack
 
 
 def _heart(path: Path, threads: int) -> Any:

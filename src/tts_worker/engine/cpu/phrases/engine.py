@@ -1,7 +1,7 @@
 """Serving of many utterances by a network that turns a phrase into audio, on two threads.
 
 A step starts the network for one phrase and does one unit of work of a few milliseconds: phonemizing a batch of text,
-or rendering one block of audio. The network, most of all work, runs on a thread of its own if the engine can wake its
+or rendering one block of audio. The network, most of all work, runs on a separate thread if the engine can wake its
 caller (``on_work``), otherwise inside the step; the audio is the same.
 
 The voices bring a ``PhraseNetwork``: see ``engine/cpu/hibari``.

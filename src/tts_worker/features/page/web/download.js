@@ -8,7 +8,7 @@ import { withLength } from "./wav.js";
 const NAME_WORDS = 6;
 
 /** A file name of the first words. */
-export function fileName(text) {
+function fileName(text) {
   const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
   return `${words.slice(0, NAME_WORDS).join("-").slice(0, 60)}.wav`;
 }

@@ -23,7 +23,7 @@ const EXAMPLES = {
 };
 
 /** The texts by title for a voice that speaks these languages; English ones where there are no others. */
-export function examplesFor(languages) {
+function examplesFor(languages) {
   return EXAMPLES[preferredLanguage(languages, EXAMPLES)];
 }
 

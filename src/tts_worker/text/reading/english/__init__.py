@@ -1,6 +1,6 @@
 """American English: a file of rules for each class of token, and functions where words and tables do not suffice.
 
-``reading.rules`` explains the rules, ``tables/en.tsv`` has the tables. Classes are tried in the order of ``_CLASSES``:
+``reading.rules`` explains the rules, ``tables.tsv`` has the tables. Classes are tried in the order of ``_CLASSES``:
 a token that two of them know belongs to the first. The last ones leave neither a digit nor a sign.
 """
 

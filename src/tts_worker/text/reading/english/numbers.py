@@ -182,6 +182,12 @@ def code(written: str) -> str:
     return digit_groups(code) if code.isdigit() else spell(code)
 
 
+def keys(written: str) -> str:
+    """Read the keys of a telephone: "*67" as "star six seven", "*#06#" as "star pound zero six pound"."""
+    names = {"*": "star", "#": "pound"}
+    return " ".join(names.get(part) or digit_groups(part) for part in re.findall(r"\d+|\D", written))
+
+
 def paired_parts(written: str) -> str:
     return ", ".join(map(pairs, written.split("-")))
 

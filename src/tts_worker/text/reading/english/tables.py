@@ -1,12 +1,13 @@
-"""The tables of English (``tables/en.tsv``), and what follows from them."""
+"""The tables of English (``tables.tsv``), and what follows from them."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tts_worker.text.reading.tables import load
 
-_ENGLISH = load("en")
+_ENGLISH = load(Path(__file__).with_suffix(".tsv"))
 _LENGTHS = _ENGLISH["LENGTHS"]
 _POWERS = {"square": ("{}²", "{}2", "{}^2", "sq {}"), "cubic": ("{}³", "{}3", "{}^3", "cu {}")}
 _POWER_UNITS = {

@@ -6,12 +6,11 @@ import re
 
 from tts_worker.text.markup import letter_name
 from tts_worker.text.reading.digit_groups import groups_of
-from tts_worker.text.reading.tables import load
+from tts_worker.text.reading.english.tables import TABLES
 
-_ENGLISH = load("en")
-ONES = list(_ENGLISH["ONES"])
-TENS = ["", "", *_ENGLISH["TENS"]]
-SCALES = ["", *(f" {name}" for name in _ENGLISH["SCALES"])]
+ONES = list(TABLES["ONES"])
+TENS = ["", "", *TABLES["TENS"]]
+SCALES = ["", *(f" {name}" for name in TABLES["SCALES"])]
 _MAX_BARE_DIGITS = 12
 """Longer numbers without separators are read digit by digit, as listeners cannot take in their value."""
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+|[1-9]\d?(?:,\d\d)+,\d{3}")  # the second is Indian: 1,50,000
@@ -41,7 +40,7 @@ def ordinal(number: int | str) -> str:
     words = cardinal(str(number))
     cut = max(words.rfind("-"), words.rfind(" ")) + 1
     last = words[cut:]
-    return words[:cut] + (_ENGLISH["ORDINALS"].get(last) or (f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th"))
+    return words[:cut] + (TABLES["ORDINALS"].get(last) or (f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th"))
 
 
 def year(digits: str) -> str:

@@ -2,7 +2,7 @@
  * What the user says, in words: recognized by the server, by the browser, or not at all.
  *
  * Each kind takes the begin and the end of the user's voice and tells the session what to do. Without recognition the
- * voice still interrupts: half a second of it is taken for words, shorter sounds for a cough.
+ * voice still interrupts: half a second of it is taken for words, less for a cough.
  */
 
 /** After this much silence the user has finished. Together with the detector's own delay it is longer than a comma. */

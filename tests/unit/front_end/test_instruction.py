@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.instruction import split_instruction, split_language
+from tts_worker.front_end.instruction import split_instruction
 
 CASES = [
     ("Hello there.", "Hello there.", None),
@@ -30,18 +30,3 @@ def test_instruction_of_the_request_wins() -> None:
 def test_long_instruction_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 2000"):
         split_instruction("x" * 2_001 + "<|endofprompt|>Hi.", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "spoken", "language"),
-    [
-        ("Hi.", "Hi.", None),
-        ("<|en|>Hi.", "Hi.", "en"),
-        (" <|jp|> Hi.", " Hi.", "ja"),
-        ("Hi. <|en|>", "Hi. <|en|>", None),
-        ("<|xx|>Hi.", "<|xx|>Hi.", None),
-        ("<|yue|>", "", "yue"),
-    ],
-)
-def test_leading_language_tag_is_the_language(text: str, spoken: str, language: str | None) -> None:
-    assert split_language(text) == (spoken, language)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tts_worker.text.reading.tables import load
+from tts_worker.features.languages.tables import load
 
 _CASES = {word: case for case, words in load("ru")["CASES"].items() for word in words.split()}
 _LAST_WORD = re.compile(r"([а-яё]+)[ \xa0]\Z", re.IGNORECASE)

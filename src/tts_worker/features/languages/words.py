@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from tts_worker.text.reading import russian
+from tts_worker.features.languages import russian
+from tts_worker.features.languages.tables import load
 from tts_worker.text.reading.digit_groups import groups_of
-from tts_worker.text.reading.tables import load
 
 _COMMON = load("worldwide")
 _LABEL = re.compile(rf"\b(?:{'|'.join(_COMMON['LABELS'])}) \Z", re.IGNORECASE)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from tts_worker.features.languages.scanner import Scanner, compiled
+from tts_worker.features.languages.tables import load
 from tts_worker.text.reading import roman
 from tts_worker.text.reading.folding import WIDE, Fold
-from tts_worker.text.reading.rules import Scanner
-from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.span_rewriting import Rewrite
 
 _TABLES = load("zh")

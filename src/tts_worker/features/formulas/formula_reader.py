@@ -1,9 +1,6 @@
-r"""Formulas in LaTeX: where they end in a text, and how they are read.
+r"""Formulas in LaTeX in words; for other languages than English their signs, which the rules of the language read.
 
-A formula is delimited by ``$``, ``$$``, ``\(`` or ``\[``, or is a known command with its arguments. Between delimiters
-only what looks like mathematics is a formula: commands, signs, digits, and words of at most three letters that are no
-common English words. So a price is told from a formula at the next word. English reads words; for other languages the
-signs are written instead, which the rules of the language read.
+``data/latex.tsv`` of ``text`` has the words of commands and signs.
 """
 
 from __future__ import annotations
@@ -11,16 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.patience import UndecidedError
+from tts_worker.text.formulas import MAX_DEPTH
 from tts_worker.text.reading.english.numbers import fraction
 from tts_worker.text.reading.english.words import cardinal, number
 from tts_worker.text.tables import PATTERNS, rows
-
-_LIMIT = 400
-"""A formula without an end within this many characters is text."""
-_MAX_DEPTH = 20
-
-# -- words ------------------------------------------------------------------------------------------------------------
 
 
 def _rows(*kinds: str) -> Iterator[tuple[str, str, str]]:
@@ -35,7 +26,6 @@ def _table(*kinds: str) -> dict[str, str]:
 
 
 _FUNCTIONS, _LIMITS, _FRACTIONS, _FORMS = map(_table, ("function", "limits", "fraction", "form"))
-_RELATIONS = _table("sign")
 _NUMBER_SETS, _POWERS = map(_table, ("set", "power"))
 _WORDS = _table("sign", "greek")
 _SYMBOLS = {
@@ -101,7 +91,7 @@ class _Reader:
     def _read(self, token: str) -> str:
         """Return the words of a token and what belongs to it."""
         self._depth += 1
-        words = self._words(token) if self._depth <= _MAX_DEPTH or token.isalnum() else ""
+        words = self._words(token) if self._depth <= MAX_DEPTH or token.isalnum() else ""
         self._depth -= 1
         return words
 
@@ -207,79 +197,3 @@ def symbols(formula: str) -> Iterator[tuple[str, int]]:
         is_power = token == "^" or (is_power and token == "{")
         for offset, char in enumerate(written):
             yield (" " if char.isspace() else char), place + min(offset, match.end() - place - 1)
-
-
-# -- where a formula ends ---------------------------------------------------------------------------------------------
-
-_WORD = re.compile("[A-Za-z0-9]")
-_KNOWN = frozenset({*_WORDS, *_FUNCTIONS, *_FRACTIONS, "sqrt", "binom"})
-_GROUP = r"\{[^{}\n]*\}"
-for _ in range(_MAX_DEPTH):
-    _GROUP = rf"\{{(?:[^{{}}\n]|{_GROUP})*\}}"
-_ARGUMENTS = re.compile(
-    rf"(?:{_GROUP}|(?<=\\sqrt)\[[^\]\n]{{0,9}}\]|[\^_](?:{_GROUP}|\\[A-Za-z]{{1,24}}(?![A-Za-z])|[^{{\\\n]))*"
-)
-
-
-def extent(text: str, at: int) -> tuple[int, int]:
-    """Return the end of the formula that begins at ``at``, and the length of its delimiters; the end is 0 for none.
-
-    The character at the end decides, too: it must have arrived, or the text end there.
-
-    Raises:
-        UndecidedError: Its rest may follow.
-    """
-    _decide(len(text) > at + 1)
-    if text[at + 1].isalpha() and text[at] == "\\":
-        return _command_end(text, at), 0
-    if text[at] == "\\":
-        closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
-        return (_closed(text, at, closing, PATTERNS["DISPLAY"]) if closing else 0), 2
-    if text[at + 1] == "$":
-        return _closed(text, at, "$$", PATTERNS["DISPLAY"]), 2
-    return _dollar_end(text, at), 1
-
-
-def _dollar_end(text: str, at: int) -> int:
-    """Return the end of ``$...$``: no space within the delimiters, no letter or digit outside, no price."""
-    if _WORD.match(text, at - 1) or text[at + 1] in " \n":
-        return 0
-    if text[at + 1].isdigit() and not PATTERNS["NUMBER_FIRST"].match(text, at + 1):
-        _decide(not PATTERNS["CUT_PRICE"].match(text, at + 1))
-        return 0
-    end = _closed(text, at, "$", PATTERNS["INLINE"])
-    return 0 if end and (text[end - 2] == " " or _WORD.match(text, end)) else end
-
-
-def _decide(is_decided: object) -> None:
-    if not is_decided:
-        raise UndecidedError
-
-
-def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
-    """Return the end of a formula that ``closing`` ends."""
-    match = content.match(text, at + len(closing), at + _LIMIT)
-    end = match.end() if match else at
-    if text.startswith(closing, end):
-        return end + len(closing) if end > at + len(closing) else 0
-    _decide(len(text) >= at + _LIMIT or not closing.startswith(text[end:]))
-    return 0
-
-
-def _command_end(text: str, at: int) -> int:
-    r"""Return the end of a command and its arguments: ``\frac{7}{10}``, ``\sum_{i=1}^n``."""
-    command = PATTERNS["TEX_COMMAND"].match(text, at)
-    if command is None:
-        return 0
-    end, name = command.end(), command[1]
-    _decide(end < len(text) or name in _KNOWN)
-    if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
-        return 0  # a path
-    if name not in _KNOWN and text[end : end + 1] != "{":
-        return 0
-    arguments = _ARGUMENTS.match(text, end, at + _LIMIT)
-    end = arguments.end() if arguments else end
-    if text[end : end + 1] in ("{", "^", "_", "[" if name == "sqrt" else "{"):  # one that is not closed
-        _decide(len(text) >= at + _LIMIT or "\n" in text[end:])
-        return 0
-    return end

@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cases import each_case
 
+from tests.cases import each_case
+from tts_worker.features.languages import language_readers
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.text.reading import verbalizer, worldwide
+from tts_worker.text.reading import verbalizer
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment
@@ -274,7 +275,7 @@ def test_odd_text_leaves_no_digit_or_sign(language: str) -> None:
 
 @each_case("language", sorted(SENTENCES))
 def test_tags_and_plain_words_stay(language: str) -> None:
-    rewrites = worldwide.rewrites_in(language)
+    rewrites = language_readers.rewrites_in(language)
     assert rewrites is not None
     assert rewrites("<strong>a</strong> [laughter] well-known — a, b.", 0) == []
 
@@ -296,10 +297,10 @@ def test_segment_of_digits_follows_the_text_before(texts: str, spoken: str) -> N
 def test_text_passes_where_the_libraries_are_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caches = (worldwide.rewrites_in, worldwide._is_installed, verbalizer.rewrites_of)
+    caches = (language_readers.rewrites_in, language_readers._is_installed, verbalizer.rewrites_of)
     for cached in caches:
         cached.cache_clear()
-    monkeypatch.setattr(worldwide, "find_spec", lambda name: None)
+    monkeypatch.setattr(language_readers, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING):
         assert read("Cuesta 5 €.", "es") == "Cuesta 5 €."
         assert read("Es kostet 5 €.", "de") == "Es kostet 5 €."
@@ -312,7 +313,7 @@ def test_text_passes_where_the_libraries_are_missing(
 @each_case("unit", ["1", "1.1,", "1 234 ", "-5", "+1 ", "12:3", "3/", "PIN ", "€", "1-2 ", "(0"])
 def test_hostile_text_is_read_in_linear_time(unit: str) -> None:
     def seconds(length: int) -> float:
-        rewrites = worldwide.rewrites_in("de")
+        rewrites = language_readers.rewrites_in("de")
         assert rewrites is not None
         text = (unit * length)[:length]
         start = time.process_time()

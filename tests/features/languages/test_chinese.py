@@ -12,9 +12,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.cases import each_case
 
-from tts_worker.text.reading.chinese import rewrites
+from tests.cases import each_case
+from tts_worker.features.languages.chinese import rewrites
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment

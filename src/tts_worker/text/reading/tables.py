@@ -1,4 +1,4 @@
-"""What is written and what is spoken for it, one file of tab-separated lines for each language.
+"""What is written and what is spoken for it: a file of tab-separated lines for each language.
 
 To add a unit, a currency or an abbreviation, add a line below its heading: what is written, a tab, what is spoken. A
 line without a tab is a name in a list; one that begins with "# " is a comment.
@@ -11,27 +11,17 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from tts_worker.text.tables import filled
-
-WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
-"""Languages of the module ``worldwide``, each with a file."""
-
 _HEADING = re.compile(r"\[([A-Z_]+)\]")
 
 
 @cache
-def load(name: str) -> Mapping[str, dict[str, str]]:
+def load(file: Path) -> Mapping[str, dict[str, str]]:
     """Return the tables of a file by heading; a name of a list stands for an empty string."""
     tables: dict[str, dict[str, str]] = {}
-    for line in Path(__file__).with_name(f"{name}.tsv").read_text("utf-8").splitlines():
+    for line in file.read_text("utf-8").splitlines():
         if heading := _HEADING.fullmatch(line):
             table = tables.setdefault(heading[1], {})
         elif line and not line.startswith("# "):
             written, _, spoken = line.partition("\t")
             table[written] = spoken
     return tables
-
-
-def compiled(pattern: str, named: Mapping[str, str]) -> re.Pattern[str]:
-    """Compile a pattern in which ``<UNIT>`` stands for what ``named`` has, and that for itself."""
-    return re.compile(filled(pattern, named))

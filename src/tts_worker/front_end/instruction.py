@@ -1,16 +1,12 @@
-"""The instruction and the language in a text of clients that write CosyVoice's prompt format themselves."""
+"""The instruction in a text of clients that write CosyVoice's prompt format themselves."""
 
 from __future__ import annotations
-
-import re
 
 from tts_worker.errors import InvalidRequest
 
 END_OF_PROMPT = "<|endofprompt|>"
 SYSTEM_PROMPT = "You are a helpful assistant."  # part of CosyVoice3's training data
 MAX_CHARS = 2_000
-_LANGUAGE_TAG = re.compile(r"\s*<\|(zh|en|jp|ja|yue|ko)\|>")
-_BCP_47 = {"jp": "ja"}  # the model's name of a language: the common tag
 
 
 def split_instruction(text: str, instruct: str | None) -> tuple[str, str | None]:
@@ -35,14 +31,3 @@ def split_instruction(text: str, instruct: str | None) -> tuple[str, str | None]
     if len(written) > MAX_CHARS:
         raise InvalidRequest(f"the instruction before {END_OF_PROMPT} may have at most {MAX_CHARS} characters")
     return spoken, instruct or written or None
-
-
-def split_language(text: str) -> tuple[str, str | None]:
-    """Split a leading language tag of CosyVoice-300M (``<|en|>``) from a whole text.
-
-    Returns:
-        The text to speak, and the language as a BCP-47 tag; None without a tag.
-    """
-    if (tag := _LANGUAGE_TAG.match(text)) is None:
-        return text, None
-    return text[tag.end() :], _BCP_47.get(tag[1], tag[1])

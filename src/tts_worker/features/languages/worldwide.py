@@ -6,44 +6,27 @@ then single signs. No digit is left, and no sign that has a name.
 
 from __future__ import annotations
 
-import logging
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from functools import cache
-from importlib.util import find_spec
 
-from tts_worker.text.reading import roman, russian
+from tts_worker.features.languages import russian
+from tts_worker.features.languages.scanner import Scanner
+from tts_worker.features.languages.tables import load
+from tts_worker.features.languages.words import Words
+from tts_worker.text.reading import roman
 from tts_worker.text.reading.folding import WIDE, Fold
-from tts_worker.text.reading.rules import Scanner
-from tts_worker.text.reading.tables import load
-from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
 _COMMON = load("worldwide")
-_log = logging.getLogger(__name__)
 _FOLD = Fold({**WIDE, ord("\u3000"): " ", ord("￥"): "¥", ord("￦"): "₩"})
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
 _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
 _GERMAN_LIST = re.compile(r"(?:\d{1,2}\. ?(?:und|oder|bis|,) )+\Z")  # am 1. und 2.
 _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
-
-
-@cache
-def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
-    """Return what reads one of the eight languages; None if the libraries are missing, with one warning."""
-    return Reader(language).rewrites if _is_installed() else None
-
-
-@cache
-def _is_installed() -> bool:
-    installed = all(find_spec(name) for name in ("num2words", "babel"))
-    if not installed:
-        _log.warning("numbers are not read in languages other than English and Chinese: install tts-worker[languages]")
-    return installed
 
 
 def _one_of(words: Iterable[str]) -> str:
