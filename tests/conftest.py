@@ -18,7 +18,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -27,6 +26,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as examples
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.fakes.heap import Heap
 from tts_worker.serving import serve
 from tts_worker.settings import Settings, load_settings
 from tts_worker.voices import packs as voice_pack
@@ -41,9 +41,10 @@ sys.dont_write_bytecode = False
 gc.disable()
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples. Every run tries
-# the same examples, so that a failure follows from the change; --hypothesis-profile thorough looks for new ones.
+# the same examples, so that a failure follows from the change; --hypothesis-profile thorough looks for new ones. A test
+# names a number of its own only where an example is expensive.
 ANY_MACHINE: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-examples.register_profile("same examples", **ANY_MACHINE, derandomize=True)
+examples.register_profile("same examples", **ANY_MACHINE, derandomize=True, max_examples=50)
 examples.register_profile("thorough", **ANY_MACHINE, derandomize=False, max_examples=1_000, print_blob=True)
 examples.load_profile("same examples")
 
@@ -166,11 +167,12 @@ MAX_FAST_CPU_S = 5.0
 """Processor time that a test of the fast subset may take, with the processes that it starts."""
 
 TOGETHER = (
-    "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
+    "tests/unit/cosyvoice/",  # loaded networks
     "tests/unit/streaming/",  # loaded networks
     "tests/behavior/",
     "tests/browser/",  # a browser and a server
     "tests/features/fleet/test_ray.py",  # waits for processes most of the time
+    "tests/features/acceleration/",  # exported graphs, PyTorch's compiler
     "tests/quality/",  # a recognizer
     "tests/parity/",
 )
@@ -295,12 +297,25 @@ def turn_of(item: pytest.Item) -> int:
     return turns.get(scope, len(turns) + (not is_slow(item.path)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run also what the suite has others of its kind for")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.long:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if name.startswith(SLOW) and not name.startswith(SAMPLES):
             item.add_marker(pytest.mark.slow)
     items.sort(key=turn_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_portion(item: pytest.Item) -> str | None:
+    """Give a copy of ``tests/copies.py`` a folder of ``TOGETHER`` or one module at a time."""
+    return folder_in_one_process(item.nodeid)
 
 
 class FolderScheduling(LoadScopeScheduling):
@@ -333,9 +348,8 @@ async def worker() -> AsyncIterator[Worker]:
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_per_worker() -> Iterator[None]:
     """Skip the garbage collection at worker start, which would take a minute over hundreds of workers."""
-    heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tts_worker.worker.gc", heap)
+        patch.setattr("tts_worker.worker.gc", Heap())
         yield
 
 

@@ -133,27 +133,20 @@ async def test_recorded_caller_interrupts_and_is_answered(
     assert said not in caplog.text
 
 
-VIOLATIONS = """async () => {
-  const runOnly = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-  const { violations } = await axe.run(document, { runOnly });
-  return violations.map(({ id, nodes }) => [id, nodes.map(({ html }) => html)]);
-}"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talker: str, scheme: str) -> None:
     """By keyboard, on a narrow screen, without a violation of WCAG AA in any state."""
-    axe = pytest.importorskip("axe_playwright_python", reason="needs the test extra")
-    script = (Path(axe.__file__).parent / "axe.min.js").read_text("utf-8")
+    accessibility = pytest.importorskip("tests.browser.test_page_accessibility", reason="needs the test extra")
+    rules = accessibility.RULES[scheme]
     context = {"viewport": {"width": 320, "height": 700}, "color_scheme": scheme}
-    async with opened(browser, talker, script, **context) as page:
+    async with opened(browser, talker, accessibility.AXE, **context) as page:
         await page.get_by_text("On your phone").click()
         address = "http://192.168.1.20:8080/agent"
         await page.evaluate("(it) => import('/static/agent/phone.js').then((phone) => phone.showPhone(it))", address)
-        assert await page.evaluate(VIOLATIONS) == [], "idle"
+        assert await page.evaluate(accessibility.VIOLATIONS, rules) == [], "idle"
         await page.locator("#say").press("Enter")
         await until_heard(page, 3)
-        assert await page.evaluate(VIOLATIONS) == [], "speaking"
+        assert await page.evaluate(accessibility.VIOLATIONS, rules) == [], "speaking"
         await page.locator("#say").fill("Wait.")
         await page.locator("#say").press("Enter")
         await expect(page.locator("li.assistant del")).to_have_count(1)
@@ -164,7 +157,7 @@ async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talk
         await page.keyboard.press("Escape")
         await expect(page.locator("li.assistant del")).to_have_count(2)
         await expect(page.locator("#status")).to_have_text("Your turn.")
-        assert await page.evaluate(VIOLATIONS) == [], "interrupted"
+        assert await page.evaluate(accessibility.VIOLATIONS, rules) == [], "interrupted"
 
 
 FAKE_RECOGNITION = """

@@ -1,4 +1,4 @@
-"""Late imports: the SDKs of vendors take seconds, and every process of pytest-xdist imports every test module."""
+"""Late imports: the SDKs of vendors take seconds, and every run imports every test module."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,10 @@ async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: floa
             await asyncio.sleep(0.005)
 
 
-_ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
+@cache
+def _ports(process: int) -> Iterator[int]:
+    """The ports in an order of each process, also of the copies of one."""
+    return iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
 
 
 def free_port() -> int:
@@ -51,7 +55,7 @@ def free_port() -> int:
 
     It is below the ephemeral ports, so no client connection can take it before the caller listens on it.
     """
-    for port in _ports:
+    for port in _ports(os.getpid()):
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port

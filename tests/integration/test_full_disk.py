@@ -92,8 +92,8 @@ WRITERS = [
     Writer("say Hello. --out out.mp3 --engine tone", leaves=("out.mp3",)),
     Writer("voicepack init cosyvoice/anna"),
     Writer("voicepack pack cosyvoice/anna --out anna.zip", a_voice_pack),
-    Writer("voicepack convert cosyvoice3 --out converted", a_model),
-    Writer("export onnx cosyvoice3 --out graphs --part hift", a_model),
+    pytest.param(Writer("voicepack convert cosyvoice3 --out converted", a_model), marks=pytest.mark.long),
+    pytest.param(Writer("export onnx cosyvoice3 --out graphs --part hift", a_model), marks=pytest.mark.long),
     Writer("voice add anna --bundle cosyvoice3 --audio a.wav", a_model),
 ]
 

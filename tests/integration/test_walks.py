@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,20 @@ def check(walk: str, entered: list[str], extra: list[str]) -> None:
     assert len(entered) <= int(most[1]), "a walk has become longer"
 
 
-def test_walks_of_a_text_delta_and_a_stop_are_those_of_a_worker() -> None:
-    walks = walked()
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """All walks in one process; without PyTorch there is no uploaded voice."""
+    if find_spec("torch") is None:
+        return walked()
+    from tests.unit.cosyvoice.bundles import tiny
+
+    folder = tmp_path_factory.mktemp("walks")
+    bundle = Path(shutil.copytree(tiny("cosyvoice2"), folder / "bundle"))
+    (folder / "a.wav").write_bytes(wav(speech(4, 16_000)))
+    return walked("--bundle", str(bundle), "--recording", str(folder / "a.wav"))
+
+
+def test_walks_of_a_text_delta_and_a_stop_are_those_of_a_worker(walks: dict[str, list[str]]) -> None:
     check("a text delta", walks["text delta"], [])
     assert f"in {len(named('a text delta'))} files" in section("a text delta")
     shared = named("a text delta")[:5]
@@ -54,14 +67,9 @@ def test_walks_of_a_text_delta_and_a_stop_are_those_of_a_worker() -> None:
     assert f"in {len(named('a STOP')) + len(shared)} files" in section("a STOP")
 
 
-def test_walk_of_an_uploaded_voice_is_that_of_a_worker(tmp_path: Path) -> None:
+def test_walk_of_an_uploaded_voice_is_that_of_a_worker(walks: dict[str, list[str]]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.unit.cosyvoice.bundles import tiny
-
-    bundle = Path(shutil.copytree(tiny("cosyvoice2"), tmp_path / "bundle"))
-    (tmp_path / "a.wav").write_bytes(wav(speech(4, 16_000)))
-    words = ["--engine", "tone", "--bundle", str(bundle), "--recording", str(tmp_path / "a.wav")]
     of_the_engine = re.findall(r"`((?:engine|audio)/[\w/]+\.py)`", section("an uploaded voice").rpartition("|\n\n")[2])
-    check("an uploaded voice", walked(*words)["uploaded voice"], of_the_engine)
+    check("an uploaded voice", walks["uploaded voice"], of_the_engine)
     counts = f"in {len(named('an uploaded voice'))} files, and {len(of_the_engine)} of the engine"
     assert counts in section("an uploaded voice")

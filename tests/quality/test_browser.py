@@ -13,6 +13,7 @@ from tests.quality.judge import Judge
 pytestmark = [
     pytest.mark.quality,
     pytest.mark.browser,
+    pytest.mark.long,  # tests/browser/test_webrtc.py hears the pitch of its text
     pytest.mark.skipif(ABSENT, reason="needs Debian's chromium: apt install chromium-headless-shell"),
 ]
 

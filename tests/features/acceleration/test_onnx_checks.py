@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import onnx
-import onnxruntime
 import pytest
 
 from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT
@@ -137,6 +136,8 @@ def test_installation_of_this_machine_is_understood() -> None:
 
 
 def test_probe_model_is_valid_onnx() -> None:
+    import onnxruntime  # late: it starts a thread, and tests/copies.py copies a process with one
+
     model = onnx.load_from_string(onnx_checks.IDENTITY_MODEL)
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == ["Identity"]

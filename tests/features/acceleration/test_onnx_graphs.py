@@ -236,7 +236,16 @@ def spoken(path: Path, tokens: dict[str, int], **options: object) -> list[np.nda
     return [np.frombuffer(output.pcm, "<i2") / 32_768 for output in outputs]
 
 
-@pytest.mark.parametrize(("stride", "tokens"), [(1, {"x": 40}), (2, {"x": 115, "y": 112})])
+@pytest.mark.parametrize(
+    ("exported", "stride", "tokens"),
+    [
+        ("cosyvoice2", 2, {"x": 115, "y": 112}),
+        ("cosyvoice3", 1, {"x": 40}),
+        pytest.param("cosyvoice2", 1, {"x": 40}, marks=pytest.mark.long),
+        pytest.param("cosyvoice3", 2, {"x": 115, "y": 112}, marks=pytest.mark.long),
+    ],
+    indirect=["exported"],
+)
 def test_streaming_engine_runs_on_both_backends(
     exported: tuple[str, Path], tmp_path: Path, stride: int, tokens: dict[str, int]
 ) -> None:

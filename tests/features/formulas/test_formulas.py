@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import each_case
@@ -148,7 +148,6 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.sampled_from((None, "de")))
 def test_formulas_do_not_depend_on_the_split(text: str, size: int, by_word: bool, language: str | None) -> None:
     options = TextOptions(by_word=by_word, language=language)
@@ -159,13 +158,11 @@ def test_formulas_do_not_depend_on_the_split(text: str, size: int, by_word: bool
         assert all(segment.start <= span.start < span.end <= segment.end for span in segment.spans)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=20).map("".join))
 def test_words_of_a_formula_have_no_signs(formula: str) -> None:
     assert not re.search(r"[\\${}^_&\d|]", formula_words(formula))
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.text(max_size=60))
 def test_any_text_can_be_read_as_a_formula(formula: str) -> None:
     assert formula_words(formula) == formula_words(formula).strip()

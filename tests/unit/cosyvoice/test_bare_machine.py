@@ -62,7 +62,7 @@ def test_engine_and_gpu_tests_need_only_pytorch(tmp_path: Path) -> None:
 
 
 def test_gpu_tests_find_the_package_of_a_clone() -> None:
-    """It need not be installed."""
+    """It need not be installed. Whatever a lease leaves of its time goes to what only the device can tell."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", NOT_INSTALLED],
@@ -73,3 +73,5 @@ def test_gpu_tests_find_the_package_of_a_clone() -> None:
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-2000:]
+    names = [line.split("::")[1].split("[")[0] for line in done.stdout.splitlines() if "::" in line]
+    assert {*names[-6:]} == {"test_attention_has_the_numbers_of_the_cpu", "test_networks_match_the_cpu"}

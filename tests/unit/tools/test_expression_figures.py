@@ -9,7 +9,7 @@ from tools.expression import draw, figures, load, measure, speak, utterance
 from tts_worker.engine.cpu.hibari.moods import MOODS, Mood
 
 
-@pytest.mark.parametrize("voice", ["heart", "nano"])
+@pytest.mark.parametrize("voice", ["heart", pytest.param("nano", marks=pytest.mark.long)])
 def test_rate_loudness_and_pitch_change_as_asked(voice: str) -> None:
     engine = load(voice)
     samples, words = speak(engine, utterance())

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,8 +49,15 @@ def tokenizer(bundle: Bundle) -> TextTokenizer:
 
 
 @pytest.fixture(scope="module")
-def speech_tokenizer(bundle: Bundle) -> Any:
-    return create_session(onnxruntime, str(bundle.speech_tokenizer), CPU)
+def runtime() -> Any:
+    import onnxruntime  # late: it starts a thread, and tests/copies.py copies a process with one
+
+    return onnxruntime
+
+
+@pytest.fixture(scope="module")
+def speech_tokenizer(bundle: Bundle, runtime: Any) -> Any:
+    return create_session(runtime, str(bundle.speech_tokenizer), CPU)
 
 
 def test_random_bundle_is_valid_and_marked(bundle: Bundle) -> None:
@@ -90,9 +96,9 @@ def test_random_logits_have_a_nucleus(bundle: Bundle) -> None:
     assert float(kept.median()) < 600  # flat logits would keep 80 % of 6761
 
 
-def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle) -> None:
+def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle, runtime: Any) -> None:
     onnx.checker.check_model(str(bundle.campplus), full_check=True)
-    session = create_session(onnxruntime, str(bundle.campplus), CPU)
+    session = create_session(runtime, str(bundle.campplus), CPU)
     features = np.random.default_rng(0).normal(size=(2, 50, 80)).astype(np.float32)
     weights = onnx.numpy_helper.to_array(onnx.load(bundle.campplus).graph.initializer[0])
 

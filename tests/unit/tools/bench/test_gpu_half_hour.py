@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -58,20 +57,6 @@ def test_weights_are_written_before_a_budget_is_set() -> None:
 
     assert len(measured) == 4
     assert all(line.startswith("weights cosyvoice3 && measure $((") for line in measured)
-
-
-def test_tests_beside_the_cpu_come_last() -> None:
-    """Whatever a lease leaves of its time goes to what only the device can tell."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", "tests/gpu", "--collect-only", "-q"],
-        cwd=SCRIPT.parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [line.split("::")[1].split("[")[0] for line in done.stdout.splitlines() if "::" in line]
-
-    assert set(names[-6:]) == {"test_attention_has_the_numbers_of_the_cpu", "test_networks_match_the_cpu"}
 
 
 def test_compiling_ends_before_its_test_is_ended() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from tests.fakes.cuda.device import SimulatedDevice, simulated_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
+from tests.fakes.heap import Heap
 from tests.unit.cosyvoice.networks import load_shallow
 from tools.bench import gpu
 from tools.bench.gpu import GpuBench, run_sections
@@ -38,6 +39,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     monkeypatch.setattr(Networks, "load", load_shallow)
     monkeypatch.setattr(GpuBench, "on_cuda", property(lambda bench: True))
     monkeypatch.setattr(gpu, "DRAWN_IDS", 8)
+    monkeypatch.setattr(gpu, "gc", Heap())
     monkeypatch.setattr(gpu, "VARIANT_TEXTS", 1)
     monkeypatch.setattr(gpu, "REPLAYED_TOKENS", 10)
     properties = SimpleNamespace(name="a device", major=9, minor=0, multi_processor_count=132)
@@ -64,6 +66,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
         yield cuda
 
 
+@pytest.mark.long  # test_gpu runs the sections on the CPU
 @pytest.mark.timeout(300)
 def test_sections_run_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
     write_random_bundle(tmp_path / "tiny", "cosyvoice3", "tiny", prompt_models=False)
