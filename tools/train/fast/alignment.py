@@ -98,16 +98,13 @@ class Reference:
         sounds: The audio.
         frames: Frames of each id ``[L]``, of sum F.
         may_pause: Whether there may be silence before or in an id ``[L]``: pads, spaces and marks.
+        is_voiced: Which frames are voiced ``[F]``.
     """
 
     sounds: Sounds
     frames: Ints
     may_pause: Bools
-
-    @property
-    def ends(self) -> Ints:
-        """Where each id ends."""
-        return np.cumsum(self.frames)
+    is_voiced: Bools
 
 
 @dataclass(frozen=True)

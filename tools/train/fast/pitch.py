@@ -27,24 +27,34 @@ _PERIODS = 3  # of the lowest pitch, in a window
 _MAX_HZ = 2000.0  # harmonics above it are left out
 _CANDIDATES = 6  # of a frame, beside "not voiced"
 _VOICING = 0.3  # correlation of a candidate that is as good as "not voiced"
-_SURE = 0.5  # correlation from which the pitch is not interpolated
+_EXPECTATION = 0.25  # that a frame is voiced, or not
+_SURE = 0.55  # correlation from which the pitch is not interpolated
 _SILENCE = 0.01  # peak relative to that of the phrase, below which a frame is rather not voiced
 _OCTAVE_COST = 0.02  # in favor of higher candidates, an octave
-_JUMP_COST = 0.6  # per octave between frames
+_JUMP_COST = 1.2  # per octave between frames
 _CHANGE_COST = 0.4  # between voiced and not
-_GAP_FRAMES, _MEDIAN_FRAMES = 6, 5
+_GAP_FRAMES, _MEDIAN_FRAMES = 3, 5
 """Chosen by the curves of six voices of Kokoro's, which are smooth, and voiced through voiced consonants."""
 
 
-def track_pitch(samples: Floats, frames: int, range_hz: tuple[float, float] = _RANGE_HZ) -> Floats:
+def track_pitch(
+    samples: Floats,
+    frames: int,
+    range_hz: tuple[float, float] = _RANGE_HZ,
+    is_expected: NDArray[np.bool_] | None = None,
+) -> Floats:
     """Return the pitch of a phrase ``[F]`` in Hz, ``UNVOICED_HZ`` where it is not voiced.
 
     Args:
         samples: At 24 kHz.
         frames: F.
         range_hz: Lowest and highest pitch.
+        is_expected: Which frames another voice has voiced ``[F]``: sounds are voiced by what they are as much as by
+            how periodic they are.
     """
     pitch, strength = _candidates(samples, frames, range_hz)
+    if is_expected is not None:
+        strength[:, 0] += np.where(is_expected, -_EXPECTATION, _EXPECTATION)
     path = np.arange(frames), _best_path(pitch, strength)
     return _smooth(pitch[path], (pitch[path] > 0) & (strength[path] > _SURE))
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.train.fast.acoustics import energy_of, runs
-from tools.train.fast.alignment import Alignment, Reference, Sounds, VoiceMap, align, whole_durations
+from tools.train.fast.alignment import Alignment, Bools, Reference, Sounds, VoiceMap, align, whole_durations
 from tools.train.fast.data import Report, part_files, save_parts
 from tools.train.fast.pitch import VOICED_HZ, track_pitch, voice_range_hz
 from tools.train.fast.teacher import FRAMES_PER_DURATION, Ints, SpokenPhrase, load_phrases
@@ -48,6 +48,7 @@ _PAUSES = ' ;:,.!?—…"()“”'  # symbols at which a voice may pause
 _PASSES = 3  # alignments, the later ones with spectra mapped to the new voice
 _FITTING = 1.15  # cost relative to the median up to which recordings teach the map
 _MAX_COST, _MAX_LOCAL_COST = 1.4, 1.5  # relative to the median of all recordings
+_FITTING_COST, _FITTING_LOCAL_COST = 2.0, 3.0  # of what fits in any case
 _LOCAL_FRAMES = 30
 _LEAD_FRAMES = 8  # audio before the first sound that is kept
 _MAX_PAUSE_FRAMES = 56
@@ -111,12 +112,18 @@ class RecordedData:
         run: The folder.
         manifest: File that names recordings and transcripts.
         phonemizer: Reads the transcripts.
-        speakers: Known voices of the same language. The one whose pitch is nearest says the transcripts.
+        speakers: Returns known voices of the same language. The one whose pitch is nearest says the transcripts.
         report: Takes a line of progress.
     """
 
     def __init__(
-        self, run: Path, manifest: Path, phonemizer: Phonemizer, speakers: Mapping[str, Say], *, report: Report
+        self,
+        run: Path,
+        manifest: Path,
+        phonemizer: Phonemizer,
+        speakers: Callable[[], Mapping[str, Say]],
+        *,
+        report: Report,
     ) -> None:
         self._run = run
         self._manifest = manifest
@@ -150,7 +157,7 @@ class RecordedData:
         if (self._run / SENTENCES).is_file():
             return
         rows = list(manifest_rows(self._manifest))
-        aligned, refused = align_all(rows, self._phonemizer, self._speakers, self._report)
+        aligned, refused = align_all(rows, self._phonemizer, self._speakers(), self._report)
         for row, reason in refused:
             self._report(f"left out: {row.audio.name}: {reason}")
         if len(aligned) < _LEAST_RECORDINGS:
@@ -186,13 +193,13 @@ def read_utterance(row: ManifestRow, phonemizer: Phonemizer) -> Utterance:
     recording = read_recording(row.audio, _MAX_S)
     clipped_share = float((np.abs(recording.samples) >= CLIPPED).mean())
     samples = _resample(recording)
-    if (level := integrated_lufs(samples, SAMPLE_RATE_HZ)) < _SILENT_LUFS:
-        raise InvalidRequest("it is silent or nearly silent")
-    sounds = Sounds.of(samples, len(samples) // FRAME_SAMPLES)
+    sounds = Sounds.of(samples, max(1, len(samples) // FRAME_SAMPLES))
     first = sounds.first_audible * FRAME_SAMPLES
     speech = samples[first : first + sounds.speech_frames * FRAME_SAMPLES]
     if len(speech) < _MIN_S * SAMPLE_RATE_HZ:
         raise InvalidRequest(f"it has {len(speech) / SAMPLE_RATE_HZ:.1f} s of speech; at least {_MIN_S} s are needed")
+    if (level := integrated_lufs(samples, SAMPLE_RATE_HZ)) < _SILENT_LUFS:
+        raise InvalidRequest("it is silent or nearly silent")
     figures = replace(measure(Recording(speech, SAMPLE_RATE_HZ), row.text), clipped_share=clipped_share)
     gain = min(10 ** ((_TARGET_LUFS - level) / 20), _MAX_PEAK / float(np.abs(samples).max()))
     return Utterance(row, samples * np.float32(gain), phrases, sounds, figures)
@@ -310,7 +317,8 @@ def reference_of(utterance: Utterance, say: Say, phonemizer: Phonemizer, speed: 
     frames = np.concatenate([each.duration_frames for each in spectra])
     silent = {symbol for mark in _PAUSES if (symbol := phonemizer.vocabulary.get(mark)) is not None}
     may_pause = np.isin(utterance.ids, [utterance.ids[0], *silent])  # the first id is a pad
-    return Reference(Sounds.of(np.concatenate(audio), int(frames.sum()), utterance.sounds.floor_db), frames, may_pause)
+    sounds = Sounds.of(np.concatenate(audio), int(frames.sum()), utterance.sounds.floor_db)
+    return Reference(sounds, frames, may_pause, np.concatenate([each.f0_hz for each in spectra]) > VOICED_HZ)
 
 
 def _divide(pairs: Sequence[Aligned]) -> tuple[list[Aligned], list[Refused]]:
@@ -319,9 +327,9 @@ def _divide(pairs: Sequence[Aligned]) -> tuple[list[Aligned], list[Refused]]:
     local = float(np.median([pair.local_cost for pair in pairs]))
     usable, unfit = [], []
     for pair in pairs:
-        if pair.alignment.cost > _MAX_COST * whole:
+        if pair.alignment.cost > max(_MAX_COST * whole, _FITTING_COST):
             unfit.append((pair.utterance.row, "what is said is not the transcript"))
-        elif pair.local_cost > _MAX_LOCAL_COST * local:
+        elif pair.local_cost > max(_MAX_LOCAL_COST * local, _FITTING_LOCAL_COST):
             unfit.append((pair.utterance.row, "some words are not those of the transcript"))
         else:
             usable.append(pair)
@@ -371,17 +379,17 @@ def cut_phrases(aligned: Aligned, range_hz: tuple[float, float]) -> list[SpokenP
     rooms = [places[0].begin, *(gap // 2 for gap in gaps), len(aligned.alignment.states) - places[-1].end]
     phrases = []
     for place, before, after in zip(places, rooms[:-1], rooms[1:], strict=True):
-        ids, samples, durations = _with_silence(aligned, place, before, after)
+        ids, samples, durations, is_voiced = _with_silence(aligned, place, before, after)
         frames = len(samples) // FRAME_SAMPLES
-        pitch, energy = track_pitch(samples, frames, range_hz), energy_of(samples, frames)
+        pitch, energy = track_pitch(samples, frames, range_hz, is_voiced), energy_of(samples, frames)
         phrases.append(SpokenPhrase(ids, durations, pitch, energy, np.frombuffer(to_pcm(samples), "<i2")))
     return phrases
 
 
 def _with_silence(
     aligned: Aligned, place: _Place, room_before: int, room_after: int
-) -> tuple[NDArray[np.int16], Floats, NDArray[np.int16]]:
-    """Return the ids of a phrase, its samples and its durations.
+) -> tuple[NDArray[np.int16], Floats, NDArray[np.int16], Bools]:
+    """Return the ids of a phrase, its samples, its durations, and which of its frames the reference has voiced.
 
     Args:
         aligned: The recording.
@@ -405,7 +413,10 @@ def _with_silence(
     samples = np.zeros(frames * FRAME_SAMPLES, np.float32)
     first = (silence - before) * FRAME_SAMPLES
     samples[first : first + len(wave)] = wave
-    return np.array(utterance.ids[place.ids], np.int16), samples, whole_durations(begins, frames)
+    is_voiced = np.zeros(frames, np.bool_)
+    states = alignment.states[kept]
+    is_voiced[silence : silence + len(kept)] = (states >= 0) & aligned.reference.is_voiced[states]
+    return np.array(utterance.ids[place.ids], np.int16), samples, whole_durations(begins, frames), is_voiced
 
 
 def _starts(frames: Ints) -> Ints:
