@@ -29,7 +29,7 @@ from tts_worker.engine.cpu.hibari.model import Spectra
 from tts_worker.engine.cpu.hibari.vocoder import Vocoder
 from tts_worker.engine.cpu.phrases.text import Phonemizer, Phrase
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
-from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra, TTSWorkerError
+from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
 from tts_worker.types import SAMPLE_RATE_HZ, Segment
 
 SENTENCES = "held_out.txt"
@@ -185,6 +185,7 @@ def read_utterance(row: ManifestRow, phonemizer: Phonemizer) -> Utterance:
 
     Raises:
         InvalidRequest: It cannot be read, is too long or has too little speech, or its transcript has nothing to say.
+        MissingExtra: What reads or resamples it is not installed.
     """
     row = replace(row, text=" ".join(row.text.split()))
     phrases = tuple(phrase for phrase in phonemizer.phonemize(Segment.whole(row.text)) if phrase is not None)
@@ -214,7 +215,7 @@ def _read_all(
     for row in rows:
         try:
             read.append(read_utterance(row, phonemizer))
-        except TTSWorkerError as error:
+        except InvalidRequest as error:
             refused.append((row, error.message))
     snr_db = float(np.percentile([each.figures.snr_db for each in read], _SNR_PERCENTILE)) if read else 0.0
     usable: list[Utterance] = []
@@ -233,7 +234,12 @@ def _read_all(
 
 
 def _resample(recording: Recording) -> Floats:
-    """Return the samples at 24 kHz, without what does not swing."""
+    """Return the samples at 24 kHz, without their mean.
+
+    Raises:
+        InvalidRequest: The rate is below 16 kHz.
+        MissingExtra: soxr is not installed.
+    """
     try:
         import soxr
     except ImportError:
