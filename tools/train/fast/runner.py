@@ -26,6 +26,8 @@ from tools.train.fast.network import (
     sharpen,
     sharpen_matrix,
     shift_pitch,
+    slow_down,
+    tempo,
     vector_of,
 )
 from tools.train.fast.recordings import RecordedData, Say
@@ -42,6 +44,7 @@ STAGES = ("prosody", "spectra")
 _HELD_OUT_PHRASES = 24  # of all voices
 _SAVE_EVERY_S = 60.0
 _PITCH_PHRASES = 20
+_TEMPO_STEPS = 4
 _SHARPENING_PHRASES = 10
 
 
@@ -223,7 +226,8 @@ class FastTraining:
     def export(self) -> None:
         """Write the averaged weights: the int8 network, and the vectors, with the pitch of the floats on average.
 
-        The spectra are sharpened, as the configuration says.
+        The spectra are sharpened, as the configuration says. A voice from recordings gets their tempo: absolute errors
+        of durations, the boundaries of which were found by an aligner, make it learn medians, which are shorter.
         """
         network, vectors = self.trained()
         factor = self.config.sharpness
@@ -243,6 +247,8 @@ class FastTraining:
             offset = pitch_offset_hz(rounded, network, phrases[:_PITCH_PHRASES])
             self._report(f"{voice}: int8 raises the pitch by {offset:.2f} Hz, which is corrected")
             shift_pitch(rounded, -offset)
+            for _ in range(_TEMPO_STEPS if voice in self.config.recordings else 0):
+                slow_down(rounded, tempo(rounded, phrases))
             self.vector_file(voice).parent.mkdir(parents=True, exist_ok=True)
             np.save(self.vector_file(voice), vector_of(rounded).numpy().astype(np.float16))
 
