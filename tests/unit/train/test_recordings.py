@@ -326,13 +326,11 @@ def test_recordings_teach_a_voice(studio: Studio, tmp_path: Path) -> None:
     )
     settings = StageConfig(batch=300, options={"matrices": 0})
     loaded = FastConfig.load(config)
-    training = FastTraining(
-        FastConfig(loaded.voices, loaded.recordings, start=loaded.start, stages={"prosody": settings}),
-        tmp_path,
-        torch.device("cpu"),
-        report=silent,
-    )
+    lines: list[str] = []
+    plan = FastConfig(loaded.voices, loaded.recordings, start=loaded.start, stages={"prosody": settings})
+    training = FastTraining(plan, tmp_path / "run", torch.device("cpu"), report=lines.append)
     training.prepare()
+    assert any("compared with af_" in line for line in lines), "American voices whose pitch is near"
     stage = training.stage("prosody")
     before = stage.held_out()["f0_hz"]
     for _ in range(4):

@@ -143,7 +143,7 @@ class FastTraining:
 
         phonemizer = self._model.phonemizer_in(language)
         if voice in config.recordings:
-            manifest, speakers = self.run / config.recordings[voice], partial(self._speakers, language)
+            manifest, speakers = self.run / config.recordings[voice], partial(self._speakers, voice)
             return RecordedData(folder, manifest, phonemizer, speakers, report=report)
         style = read_style(self.run / config.archive, voice)
         number = config.voices.index(voice)
@@ -274,15 +274,19 @@ class FastTraining:
             return known
         raise ConfigError(f"{self._start} has no voices to begin with")
 
-    def _speakers(self, language: str) -> dict[str, Say]:
-        """Return the voices to begin with that have an accent, else those of its language, else all."""
+    def _speakers(self, voice: str) -> dict[str, Say]:
+        """Return what recordings of a voice can be compared with, of the voices to begin with.
+
+        That is the voice itself, else those that have its accent, else its language, else all.
+        """
         if not self.config.start:
             return {VOICE: self._model.predict}
         network, known = self._start / CPU_NETWORK, self._known()
+        language = Speaker.of(voice).language
         languages = {name: Speaker.of(name).language for name in known}
         native = [name for name, own in languages.items() if own == language]
         fluent = [name for name, own in languages.items() if is_mandarin(own) == is_mandarin(language)]
-        names = native or fluent or list(known)
+        names = [voice] if voice in known else native or fluent or list(known)
         hashes = {name: file_hash(network, known[name]) for name in names}
         model = HibariModel(voices=[VoiceModel(name, network, known[name], hashes[name]) for name in names])
         return {name: partial(model.predict, voice=name) for name in names}
