@@ -236,7 +236,7 @@ def whole_durations(begins: Ints, frames: int) -> NDArray[np.int16]:
     """Return the durations of L ids in two frames ``[L]``, at least 1 each, whose boundaries are near those given.
 
     Args:
-        begins: Frame at which each id begins ``[L]``; the first one begins with the phrase whatever it says.
+        begins: Frame at which each id begins ``[L]``; the first one begins with the phrase in any case.
         frames: Length of the phrase, even and at least 2 L.
     """
     count, units = len(begins), frames // FRAMES_PER_DURATION

@@ -373,8 +373,7 @@ def tempo(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> float:
 @torch.no_grad()
 def slow_down(network: FastNetwork, factor: float) -> None:
     """Multiply one more than each duration, before its rounding."""
-    bias = network.pn.dur.get_parameter("2.bias")
-    bias += math.log(factor)
+    network.pn.dur.get_parameter("2.bias").add_(math.log(factor))
 
 
 def _durations(logs: Tensor, speed: float) -> Tensor:

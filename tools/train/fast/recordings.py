@@ -132,7 +132,7 @@ class RecordedData:
         self._report = report
 
     def spoken(self, audio_s: float) -> list[SpokenPhrase]:
-        """Phrases of all recordings that are not held out, whatever ``audio_s`` is."""
+        """Phrases of all recordings that are not held out; ``audio_s`` limits nothing."""
         return self._parts("spoken")
 
     def prosody(self, audio_s: float) -> list[SpokenPhrase]:
