@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.train import fast
 from tools.train.config import StageConfig
 from tools.train.fast.acoustics import energy_of, fit_energy
 from tools.train.fast.alignment import whole_durations
@@ -315,6 +316,13 @@ def test_pitch_of_a_glide_is_found(start_hz: float, octaves: float) -> None:
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_example_is_valid() -> None:
+    config = FastConfig.load(Path(fast.__file__).with_name("own.yaml"))
+    assert set(config.recordings) == set(config.voices)
+    assert all(stage.option("matrices", 1) == 0 for stage in config.stages.values())
+    assert (VOICES.parents[3] / config.start.removeprefix("../packages/")) == VOICES
 
 
 def test_recordings_teach_a_voice(studio: Studio, tmp_path: Path) -> None:
