@@ -1,13 +1,11 @@
 """Fine-tunes a CosyVoice bundle on recordings with transcripts, as a new speaker that needs no prompt.
 
 The same stages as in a training from scratch: supervised tuning of language model and flow, or low-rank adapters of
-the language model. The vocoder stays. A manifest is a file of JSON lines ``{"audio": FILE, "text": TRANSCRIPT}``; files
-are relative to it.
+the language model. The vocoder stays.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from tools.train.config import StageConfig
 from tools.train.flow import FlowStage
 from tools.train.lm import LmItem, LmStage
 from tools.train.lora import add_adapters, merge_adapters
+from tools.train.manifest import manifest_rows
 from tools.train.networks import trainable_flow, trainable_lm
 from tools.train.pack import pack
 from tools.train.trainer import Stage, train
@@ -101,15 +100,12 @@ def read_manifest(bundle: Bundle, manifest: Path) -> Recordings:
     tokenizer = TextTokenizer.from_bundle(bundle)
     prefix = instruct_ids(tokenizer, bundle.config, "") if bundle.config.family == V3 else []
     items, mels, embeddings = [], [], []
-    for number, line in enumerate(manifest.read_text("utf-8").splitlines(), 1):
+    for row in manifest_rows(manifest):
         try:
-            row = json.loads(line)
-            text = plain_transcript(row["text"])
-            features = frontend.prompt(read_recording(manifest.parent / row["audio"]))
-        except (ValueError, TypeError, KeyError):
-            raise ConfigError(f'{manifest}, line {number}: must be {{"audio": FILE, "text": TRANSCRIPT}}') from None
+            text = plain_transcript(row.text)
+            features = frontend.prompt(read_recording(row.audio))
         except TTSWorkerError as error:
-            raise ConfigError(f"{manifest}, line {number}: {error.message}") from None
+            raise ConfigError(f"{row.where}: {error.message}") from None
         ids = np.array([*prefix, *tokenizer.encode(text)])
         codes = features.tokens.numpy().astype(np.int64)
         items.append(LmItem(ids, codes, np.zeros(len(ids), np.int64), np.full(len(codes), -1)))

@@ -29,6 +29,7 @@ from tools.train.fast.network import (
     save_network,
     set_vector,
     shift_pitch,
+    tempo,
     vector_of,
 )
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
@@ -351,6 +352,23 @@ def test_export_keeps_the_pitch(tmp_path: Path) -> None:
         set_vector(floats, vector)
         rounded = load_network(training.network_file, np.load(training.vector_file(voice)))
         assert abs(pitch_offset_hz(rounded, floats, PHRASES)) < 0.2
+
+
+def test_export_gives_a_voice_the_tempo_of_its_recordings(tmp_path: Path) -> None:
+    training = trained(tmp_path)
+    network, vectors = training.trained()
+    slow = []
+    for phrase in PHRASES:
+        set_vector(network, vectors[VOICES[0]])
+        frames = network.predict(phrase.ids.astype(np.int64), 0.6).duration_frames
+        slow.append(replace(phrase, durations=(frames // 2).astype(np.int16)))
+    assert tempo(network, slow) > 1.3
+    assert tempo(network, []) == 1
+    (tmp_path / VOICES[0]).mkdir()
+    save_phrases(tmp_path / VOICES[0] / "spoken-0000.npz", slow)
+    FastTraining(FastConfig(VOICES, {VOICES[0]: "recordings.jsonl"}), tmp_path, CPU, report=silent).export()
+    exported = load_network(training.network_file, np.load(training.vector_file(VOICES[0])))
+    assert tempo(exported, slow) == pytest.approx(1, abs=0.04)
 
 
 def test_export_sharpens_the_harmonics_of_each_voice(tmp_path: Path) -> None:

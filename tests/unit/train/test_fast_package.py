@@ -25,7 +25,7 @@ def scored(run: Path, name: str, voice: Figures = GOOD) -> None:
     scores = {
         "voice": name,
         "model_sha256": voice_like_heart(run / name).sha256,
-        "config": {"voices": [name]},
+        "config": {"voices": [name], "recordings": {"am_bert": "recordings.jsonl"}},
         "figures": {TEACHER: asdict(THEIRS), name: asdict(voice)},
     }
     (run / name / "scores.json").write_text(json.dumps(scores))
@@ -76,6 +76,7 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
     assert pack.description == "British English, female, medium (180 Hz), balanced: for conversations"
     assert pack.loudness_lufs == pytest.approx(-25.9, abs=1)
     assert "Kokoro's bf_anna" in (pack.license or "")
+    assert (read_voicepack(family / "am_bert").pack.license or "").startswith("that of its recordings")
     project = (package / "pyproject.toml").read_text()
     entries = 'am_bert = "some_voices"\nbf_anna = "some_voices"\n'
     assert project == f'[project.entry-points."tts_worker.cpu_voices"]\n{entries}\n[tool]\n'

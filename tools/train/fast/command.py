@@ -16,7 +16,6 @@ from tools.train.fast.package import SCORES_FILE, add_voices, write_table
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
 from tools.train.fast.speakers import Speaker
 from tools.train.fast.syllables import syllable_error
-from tools.train.text import held_out
 from tools.train.trainer import STOP
 from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, VoiceModel
 from tts_worker.types import Segment
@@ -28,7 +27,7 @@ _UNROUNDED = " before int8"
 
 def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command ``fast`` with its own commands."""
-    fast = commands.add_parser("fast", help="train voices of the CPU engine from styles of Kokoro")
+    fast = commands.add_parser("fast", help="train voices of the CPU engine from styles of Kokoro or from recordings")
     own = fast.add_subparsers(dest="fast_command", required=True)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
@@ -104,10 +103,11 @@ def _evaluate(training: FastTraining, name: str, count: int | None = None, *, co
     scores_file = folder / SCORES_FILE
     if scores_file.is_file() and json.loads(scores_file.read_text("utf-8"))["model_sha256"] == sha256:
         return
-    sentences = held_out(language)[:count]
+    data = training.data(name)
+    sentences = data.sentences()[:count]
     model = HibariModel(voices=[VoiceModel(name, *files, sha256, language)])
     phonemizer = model.phonemizer_of(name)
-    held = training.data(name).held_out()
+    held = data.held_out()
     spoken = {
         evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, held, sentences),
         name: evaluate.speak(phonemizer, evaluate.predict_with(model, name), sentences),

@@ -5,9 +5,10 @@ Data comes in parts of equal size, each with a seed of its own, so that it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from tools.train.config import TextConfig
 from tools.train.fast.teacher import KokoroTeacher, SpokenPhrase, load_phrases, save_phrases
@@ -60,6 +61,36 @@ def part_files(run: Path, name: str) -> list[Path]:
     return sorted(run.glob(f"{name}-*.npz"))
 
 
+def save_parts(run: Path, name: str, phrases: Sequence[SpokenPhrase]) -> None:
+    """Write the data ``name`` in parts."""
+    for number, first in enumerate(range(0, len(phrases), _PART_PHRASES)):
+        save_phrases(_part_file(run, name, number), phrases[first : first + _PART_PHRASES])
+
+
+def _part_file(run: Path, name: str, number: int) -> Path:
+    return run / f"{name}-{number:04d}.npz"
+
+
+class PhraseData(Protocol):
+    """What a voice learns from."""
+
+    def spoken(self, audio_s: float) -> list[SpokenPhrase]:
+        """Phrases with audio, ``audio_s`` or slightly more, as far as there are any."""
+        ...
+
+    def prosody(self, audio_s: float) -> list[SpokenPhrase]:
+        """Phrases of which the audio is not used."""
+        ...
+
+    def held_out(self) -> list[SpokenPhrase]:
+        """Phrases with audio of the held-out sentences."""
+        ...
+
+    def sentences(self) -> list[str]:
+        """The held-out sentences."""
+        ...
+
+
 class VoiceData:
     """What a voice learns from, in a folder.
 
@@ -105,7 +136,11 @@ class VoiceData:
 
     def held_out(self) -> list[SpokenPhrase]:
         """Phrases with audio of the held-out sentences."""
-        return self._parts("held_out", held_out(self._language), float("inf"), speaks=True)
+        return self._parts("held_out", self.sentences(), float("inf"), speaks=True)
+
+    def sentences(self) -> list[str]:
+        """The held-out sentences of the language."""
+        return held_out(self._language)
 
     def _parts(self, name: str, sentences: Iterable[str], audio_s: float, *, speaks: bool) -> list[SpokenPhrase]:
         ids = phoneme_ids(self._phonemizer, sentences)
@@ -113,7 +148,7 @@ class VoiceData:
         frames = 0
         while frames * FRAME_SAMPLES < audio_s * SAMPLE_RATE_HZ and (batch := list(islice(ids, _PART_PHRASES))):
             number = len(phrases) // _PART_PHRASES
-            path = self._run / f"{name}-{number:04d}.npz"
+            path = _part_file(self._run, name, number)
             is_new = not path.is_file()
             if is_new:
                 seed = _PART_SEEDS * self._seed + number

@@ -11,6 +11,7 @@ it as the input ``voice``, which costs nothing per frame.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ class FastNetwork(nn.Module):
         batch = torch.from_numpy(ids)[None]
         mask = torch.ones(1, 1, len(ids))
         encoded, logs = self.pn.encode(batch, mask)
-        durations = ((logs.exp() - 1) / speed).round().clamp(min=1).long()
+        durations = _durations(logs, speed)
         pairs = int(durations.sum())
         f0_hz, energy = self.pn.curves(encoded, durations, torch.ones(1, 1, pairs))
         frame_mask = torch.ones(1, 1, FRAMES_PER_DURATION * pairs)
@@ -355,6 +356,29 @@ def shift_pitch(network: FastNetwork, by_hz: float) -> None:
     bias = network.pn.pro_out.bias
     assert bias is not None
     bias[:FRAMES_PER_DURATION] += by_hz / _F0_SCALE
+
+
+@torch.no_grad()
+def tempo(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> float:
+    """How many times as fast a network says phrases, without the pads around them; 1 if there are none."""
+    given = predicted = 0
+    for phrase in phrases:
+        ids = torch.from_numpy(phrase.ids.astype(np.int64))[None]
+        _, logs = network.pn.encode(ids, torch.ones(1, 1, ids.shape[1]))
+        given += int(phrase.durations[1:-1].sum())
+        predicted += int(_durations(logs, 1.0)[0, 1:-1].sum())
+    return given / predicted if predicted else 1.0
+
+
+@torch.no_grad()
+def slow_down(network: FastNetwork, factor: float) -> None:
+    """Multiply one more than each duration, before its rounding."""
+    network.pn.dur.get_parameter("2.bias").add_(math.log(factor))
+
+
+def _durations(logs: Tensor, speed: float) -> Tensor:
+    """Return whole durations from what ``Prosody.encode`` says of them."""
+    return ((logs.exp() - 1) / speed).round().clamp(min=1).long()
 
 
 def _graph_name(parameter: str) -> str:

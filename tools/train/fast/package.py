@@ -168,7 +168,7 @@ def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
         "aliases": [speaker.alias],
         "loudness_lufs": round(_loudness(name, pack, scores["model_sha256"], speaker.language), 1),
         "gender": speaker.gender,
-        "license": f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {name})",
+        "license": _license(name, scores["config"]),
         "model_sha256": scores["model_sha256"],
         "performance": {
             **({} if voice.wer is None else {"wer": voice.wer}),
@@ -181,6 +181,13 @@ def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
     from tts_worker.voices.packs import METADATA  # imported late: training needs no pydantic
 
     (pack / METADATA).write_text(yaml.safe_dump(metadata, sort_keys=False, width=110), "utf-8")
+
+
+def _license(name: str, config: Mapping[str, Any]) -> str:
+    """Say under which license a voice is; that of recordings is their owner's."""
+    if name in config.get("recordings", {}):
+        return "that of its recordings (trained from hibari-tts 0.2.1, Apache-2.0)"
+    return f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {name})"
 
 
 def _character(voice: Figures) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from tools.train.config import NO_END, StageConfig, TextConfig, load_yaml
-from tools.train.fast.data import VoiceData, corpus, part_files, voice_sentences
+from tools.train.fast.data import PhraseData, VoiceData, corpus, part_files, voice_sentences
+from tools.train.fast.evaluate import file_hash
 from tools.train.fast.network import (
     FastNetwork,
     SharedNetwork,
@@ -25,14 +26,17 @@ from tools.train.fast.network import (
     sharpen,
     sharpen_matrix,
     shift_pitch,
+    slow_down,
+    tempo,
     vector_of,
 )
+from tools.train.fast.recordings import RecordedData, Say
 from tools.train.fast.speakers import Speaker
 from tools.train.fast.stages import PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import ARCHIVE, read_style
 from tools.train.fast.teacher import load_phrases
 from tools.train.trainer import checkpoint_path, train
-from tts_worker.engine.cpu.hibari.model import HibariModel, default_model_path
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, VoiceModel, default_model_path, is_mandarin
 from tts_worker.errors import ConfigError
 from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 
@@ -40,6 +44,7 @@ STAGES = ("prosody", "spectra")
 _HELD_OUT_PHRASES = 24  # of all voices
 _SAVE_EVERY_S = 60.0
 _PITCH_PHRASES = 20
+_TEMPO_STEPS = 4
 _SHARPENING_PHRASES = 10
 
 
@@ -48,7 +53,9 @@ class FastConfig:
     """A training of fast voices, which share a network.
 
     Attributes:
-        voices: Kokoro's names of the styles that teach them: ``bf_emma``.
+        voices: Kokoro's names of the styles that teach them: ``bf_emma``. Those of ``recordings`` are named likewise.
+        recordings: Manifest of the recordings that teach a voice instead, relative to the run's folder
+            (``tools.train.manifest``).
         seed: Seed of everything random.
         start: Folder with a trained network and voices to begin with, relative to the run's folder; a voice that it
             lacks begins with the mean of those that it has. Empty for the network of ``heart``.
@@ -61,6 +68,7 @@ class FastConfig:
     """
 
     voices: tuple[str, ...]
+    recordings: dict[str, str] = field(default_factory=dict)
     seed: int = 1
     start: str = ""
     archive: str = ARCHIVE
@@ -75,9 +83,12 @@ class FastConfig:
         """Read a YAML file.
 
         Raises:
-            ConfigError: An unknown key, a value of the wrong type (names the key), or a voice with another name.
+            ConfigError: An unknown key, a value of the wrong type (names the key), a voice with another name, or
+                recordings of none of the voices.
         """
         config = load_yaml(cls, path)
+        if unknown := sorted(config.recordings.keys() - set(config.voices)):
+            raise ConfigError(f"{path}.recordings: {', '.join(unknown)} is not one of the voices")
         for name in config.voices:
             Speaker.of(name)
         return config
@@ -121,22 +132,30 @@ class FastTraining:
         """The exported vector of a voice."""
         return self.run / voice / CPU_VECTOR
 
-    def data(self, voice: str) -> VoiceData:
+    def data(self, voice: str) -> PhraseData:
         """The data of a voice."""
         config, language = self.config, Speaker.of(voice).language
         folder = self.run / voice
         folder.mkdir(parents=True, exist_ok=True)
+
+        def report(line: str) -> None:
+            self._report(f"{voice} {line}")
+
+        phonemizer = self._model.phonemizer_in(language)
+        if voice in config.recordings:
+            manifest, speakers = self.run / config.recordings[voice], partial(self._speakers, voice)
+            return RecordedData(folder, manifest, phonemizer, speakers, report=report)
         style = read_style(self.run / config.archive, voice)
         number = config.voices.index(voice)
         return VoiceData(
             folder,
             style,
-            self._model.phonemizer_in(language),
+            phonemizer,
             voice_sentences(corpus(self.run, config.text, config.seed, language), number, len(config.voices)),
             language=language,
             seed=config.seed + number,
             threads=self._threads,
-            report=lambda line: self._report(f"{voice} {line}"),
+            report=report,
         )
 
     def prepare(self) -> None:
@@ -207,7 +226,8 @@ class FastTraining:
     def export(self) -> None:
         """Write the averaged weights: the int8 network, and the vectors, with the pitch of the floats on average.
 
-        The spectra are sharpened, as the configuration says.
+        The spectra are sharpened, as the configuration says. A voice from recordings gets their tempo: absolute errors
+        of durations, the boundaries of which were found by an aligner, make it learn medians, which are shorter.
         """
         network, vectors = self.trained()
         factor = self.config.sharpness
@@ -222,26 +242,54 @@ class FastTraining:
         for voice, vector in vectors.items():
             set_vector(network, vector)
             set_vector(rounded, vector)
-            phrases = load_phrases(part_files(self.run / voice, "prosody")[:1])
+            files = part_files(self.run / voice, "prosody") or part_files(self.run / voice, "spoken")
+            phrases = load_phrases(files[:1])
             offset = pitch_offset_hz(rounded, network, phrases[:_PITCH_PHRASES])
             self._report(f"{voice}: int8 raises the pitch by {offset:.2f} Hz, which is corrected")
             shift_pitch(rounded, -offset)
+            for _ in range(_TEMPO_STEPS if voice in self.config.recordings else 0):
+                slow_down(rounded, tempo(rounded, phrases))
             self.vector_file(voice).parent.mkdir(parents=True, exist_ok=True)
             np.save(self.vector_file(voice), vector_of(rounded).numpy().astype(np.float16))
 
     def _initial(self, stage: str) -> SharedNetwork:
         """Return the network of a stage before its training."""
-        start = (self.run / self.config.start).resolve()
         if self.config.start:
-            known = {file.parent.name: np.load(file) for file in sorted(start.glob(f"*/{CPU_VECTOR}"))}
-            if not known:
-                raise ConfigError(f"{start} has no voices to begin with")
+            start = self._start
+            known = {name: np.load(file) for name, file in self._known().items()}
             mean = np.mean([vector.astype(np.float32) for vector in known.values()], axis=0)
             networks = [load_network(start / CPU_NETWORK, known.get(voice, mean)) for voice in self.config.voices]
         else:
             networks = [load_network(default_model_path())] * len(self.config.voices)
         parts = [network.pn if stage == "prosody" else network.m for network in networks]
         return SharedNetwork(parts[0], [vector_of(part) for part in parts])
+
+    @property
+    def _start(self) -> Path:
+        return (self.run / self.config.start).resolve()
+
+    def _known(self) -> dict[str, Path]:
+        """Return the vector files of the voices to begin with. Raises ConfigError if there are none."""
+        if known := {file.parent.name: file for file in sorted(self._start.glob(f"*/{CPU_VECTOR}"))}:
+            return known
+        raise ConfigError(f"{self._start} has no voices to begin with")
+
+    def _speakers(self, voice: str) -> dict[str, Say]:
+        """Return what recordings of a voice can be compared with, of the voices to begin with.
+
+        That is the voice itself, else those that have its accent, else its language, else all.
+        """
+        if not self.config.start:
+            return {VOICE: self._model.predict}
+        network, known = self._start / CPU_NETWORK, self._known()
+        language = Speaker.of(voice).language
+        languages = {name: Speaker.of(name).language for name in known}
+        native = [name for name, own in languages.items() if own == language]
+        fluent = [name for name, own in languages.items() if is_mandarin(own) == is_mandarin(language)]
+        names = [voice] if voice in known else native or fluent or list(known)
+        hashes = {name: file_hash(network, known[name]) for name in names}
+        model = HibariModel(voices=[VoiceModel(name, network, known[name], hashes[name]) for name in names])
+        return {name: partial(model.predict, voice=name) for name in names}
 
     def _checkpoint(self, name: str) -> dict[str, Any]:
         path = checkpoint_path(self.run, name)

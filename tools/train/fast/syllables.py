@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.train.fast.acoustics import log_mels
 from tools.train.fast.evaluate import Predict
 from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
 from tts_worker.audio.pcm import Floats, to_float, to_pcm
-from tts_worker.engine.cosyvoice.voices.features import slaney_filters
 from tts_worker.engine.cpu.hibari.vocoder import Vocoder
 from tts_worker.engine.cpu.phrases.text import Phrase
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
-from tts_worker.types import SAMPLE_RATE_HZ
 
 TONES = "↓→↗↘"
 _WINDOW = 1024
@@ -48,7 +47,9 @@ class Syllable:
 def syllables(phrase: SpokenPhrase, vocabulary: Mapping[str, int]) -> Iterator[Syllable]:
     """Yield the syllables of a phrase: what ends with a tone; neutral ones belong to what follows."""
     tones = {vocabulary[tone] for tone in TONES}
-    mels = _log_mels(to_float(phrase.samples.astype("<i2").tobytes()), phrase.frames)
+    samples = to_float(phrase.samples.astype("<i2").tobytes())
+    mels = log_mels(samples, phrase.frames, window=_WINDOW, bins=_MELS, floor=_FLOOR)
+    mels -= mels[mels.mean(1) > np.median(mels.mean(1))].mean(0)
     pitch = _relative_pitch(phrase.f0_hz)
     ends = FRAMES_PER_DURATION * np.cumsum(phrase.durations, dtype=np.int64)
     first = 1  # behind the pad
@@ -94,18 +95,6 @@ def error_rate(voice: Sequence[Syllable], teacher: Sequence[Syllable]) -> float:
         nearest = int(np.square(templates - syllable.features).sum(1).argmin())
         wrong += teacher[nearest].ids != syllable.ids
     return wrong / len(voice)
-
-
-def _log_mels(samples: Floats, frames: int) -> Floats:
-    """Return mel spectra ``[F, M]`` around the middle of each frame, without their mean over loud frames."""
-    padded = np.pad(samples, (_WINDOW // 2, _WINDOW))
-    starts = FRAME_SAMPLES * np.arange(frames) + FRAME_SAMPLES // 2
-    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[starts] * np.hanning(_WINDOW)
-    power = np.square(np.abs(np.fft.rfft(windows, axis=1)))
-    filters = slaney_filters(SAMPLE_RATE_HZ, _WINDOW, _MELS, 60.0, 8000.0).numpy()
-    mels = np.log(power @ filters.T + _FLOOR)
-    loud = mels.mean(1) > np.median(mels.mean(1))
-    return np.asarray(mels - mels[loud].mean(0), np.float32)
 
 
 def _relative_pitch(f0_hz: Floats) -> Floats:
