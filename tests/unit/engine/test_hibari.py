@@ -482,7 +482,7 @@ def test_level_of_heart_is_that_of_its_voice_pack(
     heart = tmp_path / "voicepacks" / "hibari" / VOICE
     heart.mkdir(parents=True)
     (heart / "metadata.yaml").write_text("loudness_lufs: -23.0\n")
-    monkeypatch.setattr(model_module, "packaged", tmp_path.joinpath)
+    monkeypatch.setattr(sys.modules["tts_worker.settings.packaged"], "packaged", tmp_path.joinpath)
     changed = HibariModel(voices=voices).level_change_db("higher", like=VOICE)
     assert (shipped, changed) == (pytest.approx(-5.9, abs=0.3), -3.0)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,12 @@ from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
-from tts_worker.settings.packaged import packaged
 from tts_worker.text.language import primary_tag
 from tts_worker.voices.installed import CPU_FAMILY, FOLDER
 from tts_worker.voices.named_mixes import Mix, mix_of
-from tts_worker.voices.packs import VoicePack, read_voicepack
+
+if TYPE_CHECKING:
+    from tts_worker.voices.packs import VoicePack
 
 VOICE = "heart"
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
@@ -229,6 +230,10 @@ def is_mandarin(language: str) -> bool:
 
 def _heart_pack() -> VoicePack:
     """Return what ships with the worker about ``heart``; nothing is known without it."""
+    # Imported late: the constants of this module need no pydantic.
+    from tts_worker.settings.packaged import packaged
+    from tts_worker.voices.packs import VoicePack, read_voicepack
+
     folder = packaged(f"{FOLDER}/{CPU_FAMILY}/{VOICE}")
     return VoicePack(name=VOICE, family=CPU_FAMILY) if folder is None else read_voicepack(folder).pack
 
