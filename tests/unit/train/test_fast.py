@@ -425,7 +425,8 @@ class KnownData:
 def test_voices_of_the_repository_are_valid(tmp_path: Path) -> None:
     config = FastConfig.load(Path(styles.__file__).with_name("family.yaml"))
     assert set(config.stages) == set(STAGES)
-    assert FastConfig.load(Path(styles.__file__).with_name("sharper.yaml")).voices == config.voices
+    for part in ("sharper", "natural"):
+        assert FastConfig.load(Path(styles.__file__).with_name(f"{part}.yaml")).voices == config.voices
     english = [speaker for name in config.voices if (speaker := Speaker.of(name)).language != MANDARIN]
     assert sum(speaker.gender == "male" for speaker in english) == 6
     assert sum(speaker.gender == "female" for speaker in english) == 5, "heart is the sixth"
