@@ -1,6 +1,6 @@
 """Study the watermark: detection rates after attacks, false alarms, quality and cost, as one JSON object.
 
-    python -m tools.watermark_study --cache DIR [--recordings DIR ...] [--minutes 8] [--quality] > study.json
+    python -m tools.watermark_study --cache DIR [--recordings DIR ...] [--minutes 8] [--quality [VOICE ...]]
 
 The speech is that of all voices that are installed: those of the CPU engine and of model directories of CosyVoice, such
 as ``pip install packages/tts-worker-voices packages/tts-worker-voice-nano`` installs. ``--recordings`` names folders of
@@ -76,10 +76,12 @@ def main() -> None:
     parser.add_argument("--cache", required=True, type=Path, metavar="DIR", help="folder of speech and figures")
     parser.add_argument("--recordings", nargs="*", default=(), type=Path, metavar="DIR", help="unmarked audio")
     parser.add_argument("--minutes", type=float, default=8, help="unmarked speech of each voice (default 8)")
-    parser.add_argument("--quality", action="store_true", help="score with the recognizer and the quality score")
+    parser.add_argument(
+        "--quality", nargs="*", metavar="VOICE", help="score with the recognizer and the quality score (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="as always: print one JSON object, in a line")
     args = parser.parse_args()
-    if args.quality and (reason := missing_reason()):
+    if args.quality is not None and (reason := missing_reason()):
         parser.error(reason)
     for folder in args.recordings:
         if next(recordings(folder), None) is None:
@@ -97,11 +99,15 @@ def main() -> None:
         name: figures.get(f"unmarked, {name}, {args.minutes:g}", false_alarms, audio)
         for name, audio in unmarked.items()
     }
-    studies: dict[str, Callable[[Voice], Any]] = {"snr_db": band_snr, "attacks": rates_of_attacks}
-    if args.quality:
-        studies["quality"] = quality
-    for name, study in studies.items():
-        result[name] = {voice.name: figures.get(f"{name}, {voice.name}", study, voice) for voice in voices}
+    studies: dict[str, tuple[Callable[[Voice], Any], list[Voice]]] = {
+        "snr_db": (band_snr, voices),
+        "attacks": (rates_of_attacks, voices),
+    }
+    if args.quality is not None:
+        judged = [voice for voice in voices if voice.name in args.quality or not args.quality]
+        studies["quality"] = quality, judged
+    for name, (study, of_voices) in studies.items():
+        result[name] = {voice.name: figures.get(f"{name}, {voice.name}", study, voice) for voice in of_voices}
     print(json.dumps(result))
 
 
