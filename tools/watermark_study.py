@@ -1,6 +1,6 @@
 """Study the watermark: detection rates after attacks, false alarms, quality and cost, as one JSON object.
 
-    python -m tools.watermark_study --cache DIR [--recordings DIR ...] [--minutes 8] [--quality] > study.json
+    python -m tools.watermark_study --cache DIR [--recordings DIR ...] [--minutes 8] [--quality [VOICE ...]]
 
 The speech is that of all voices that are installed: those of the CPU engine and of model directories of CosyVoice, such
 as ``pip install packages/tts-worker-voices packages/tts-worker-voice-nano`` installs. ``--recordings`` names folders of
@@ -56,11 +56,14 @@ _HELD_OUT = Path(__file__).parent / "train" / "held_out.txt"
 _CASES = Path(__file__).parents[1] / "tests" / "data" / "reading" / "english_cases.tsv"
 _SUFFIXES = (".wav", ".mp3", ".ogg", ".flac")
 _EXCERPT_S, _LONG_S = 5, 20
+_ATTACKED_S = 80
+"""Speech of each voice that is attacked."""
 _PART_S = 60
 _OTHER_PATTERNS = 1
 """Patterns besides the true one with which unmarked audio is scored: more windows than there is audio for."""
 _CALLS = 24
 _CHUNKS_MS = (20, 40, 100, 250, 500)
+_TIMED_CHUNKS = 150
 
 P = ParamSpec("P")
 Attack = Callable[[Floats], tuple[Floats, int]]
@@ -73,10 +76,12 @@ def main() -> None:
     parser.add_argument("--cache", required=True, type=Path, metavar="DIR", help="folder of speech and figures")
     parser.add_argument("--recordings", nargs="*", default=(), type=Path, metavar="DIR", help="unmarked audio")
     parser.add_argument("--minutes", type=float, default=8, help="unmarked speech of each voice (default 8)")
-    parser.add_argument("--quality", action="store_true", help="score with the recognizer and the quality score")
+    parser.add_argument(
+        "--quality", nargs="*", metavar="VOICE", help="score with the recognizer and the quality score (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="as always: print one JSON object, in a line")
     args = parser.parse_args()
-    if args.quality and (reason := missing_reason()):
+    if args.quality is not None and (reason := missing_reason()):
         parser.error(reason)
     for folder in args.recordings:
         if next(recordings(folder), None) is None:
@@ -94,11 +99,15 @@ def main() -> None:
         name: figures.get(f"unmarked, {name}, {args.minutes:g}", false_alarms, audio)
         for name, audio in unmarked.items()
     }
-    studies: dict[str, Callable[[Voice], Any]] = {"snr_db": band_snr, "attacks": rates_of_attacks}
-    if args.quality:
-        studies["quality"] = quality
-    for name, study in studies.items():
-        result[name] = {voice.name: figures.get(f"{name}, {voice.name}", study, voice) for voice in voices}
+    studies: dict[str, tuple[Callable[[Voice], Any], list[Voice]]] = {
+        "snr_db": (band_snr, voices),
+        "attacks": (rates_of_attacks, voices),
+    }
+    if args.quality is not None:
+        judged = [voice for voice in voices if voice.name in args.quality or not args.quality]
+        studies["quality"] = quality, judged
+    for name, (study, of_voices) in studies.items():
+        result[name] = {voice.name: figures.get(f"{name}, {voice.name}", study, voice) for voice in of_voices}
     print(json.dumps(result))
 
 
@@ -230,7 +239,11 @@ def mark(pcm: bytes, chunk_ms: int = 250) -> bytes:
 
 def cost() -> dict[str, Any]:
     """Return the cost of marking in calls, and by size of the chunks; and that of detecting."""
-    return {**asyncio.run(cost_of_calls()), **cost_of_chunks()}
+    calls = asyncio.run(cost_of_calls())
+    chunks = cost_of_chunks()
+    unmarked = calls["call_ms_per_s"] - calls["mark_ms_per_s"]
+    shares = {size: round(ms / unmarked, 4) for size, ms in chunks["mark_ms_per_s_by_chunk_ms"].items()}
+    return {**calls, **chunks, "mark_share_of_unmarked_call_by_chunk_ms": shares}
 
 
 async def cost_of_calls() -> dict[str, Any]:
@@ -302,20 +315,26 @@ def listen(address: str, calls: int) -> None:
 def cost_of_chunks() -> dict[str, Any]:
     """Return the processor time of the engine alone, of marking in chunks of one size, and of detecting.
 
-    The marks are made one after the other, unlike in a call, where other code replaces theirs in the caches.
+    Before each chunk the engine speaks a word, since in a call, too, it replaces what marking has in the caches.
     """
     speak = Speaker(start_engine("hibari", {"kind": "hibari"}), "heart")
     pcm = b"".join(speak(text) for text in SENTENCES)
-    seconds = seconds_of([pcm])
+    engine_s, seconds = speak.processor_s, seconds_of([pcm])
     marks_ms = {}
     for chunk_ms in _CHUNKS_MS:
-        begin_s = process_time()
-        mark(pcm, chunk_ms)
-        marks_ms[str(chunk_ms)] = round(1e3 * (process_time() - begin_s) / seconds, 3)
+        size = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ * chunk_ms // 1_000
+        marker = Watermark(watermark_gains(_ID))
+        marks_s = []
+        for at in range(0, min(len(pcm) - size, _TIMED_CHUNKS * size), size):
+            speak("Yes.")
+            begin_s = thread_time()
+            marker.process(pcm[at : at + size])
+            marks_s.append(thread_time() - begin_s)
+        marks_ms[str(chunk_ms)] = round(1e6 * float(np.median(marks_s)) / chunk_ms, 3)
     begin_s = process_time()
     detector.detect(to_float(pcm), SAMPLE_RATE_HZ)
     return {
-        "engine_ms_per_s": round(1e3 * speak.processor_s / seconds, 3),
+        "engine_ms_per_s": round(1e3 * engine_s / seconds, 3),
         "mark_ms_per_s_by_chunk_ms": marks_ms,
         "detect_ms_per_s": round(1e3 * (process_time() - begin_s) / seconds, 3),
     }
@@ -429,7 +448,7 @@ def _coded(audio: Floats, container: str, codec: str, rate_hz: int, bit_rate: in
 
 def rates_of_attacks(voice: Voice) -> dict[str, dict[str, float]]:
     """Return the rates of each attack."""
-    marked = to_float(mark(b"".join(voice.clips())))
+    marked = to_float(mark(b"".join(voice.clips())))[: _ATTACKED_S * SAMPLE_RATE_HZ]
     return {name: rates(attack, marked) for name, attack in attacks().items()}
 
 

@@ -9,22 +9,26 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from tests.conftest import tone_settings
 from tests.features.marking.conftest import DEPLOYMENT_ID
-from tests.integration.grpc_worker import running_grpc_worker, say
+from tests.integration.grpc_worker import dial, running_grpc_worker, say
 from tests.quality.sentences import SENTENCES
 from tts_worker import cli
 from tts_worker.errors import ConfigError
+from tts_worker.features.compat import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.features.marking import markers
 from tts_worker.features.marking.detector import detect
 from tts_worker.features.marking.markers import make_marker
 from tts_worker.features.marking.settings import MarkingSettings
 from tts_worker.features.marking.watermark import Watermark, watermark_gains
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.settings import load_settings
-from tts_worker.types import Ended, PcmFrame, SessionOptions
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 from tts_worker.worker import running_worker
 
 MARKING = {"marker": "watermark", "deployment_id": f"0x{DEPLOYMENT_ID:x}"}
@@ -33,10 +37,37 @@ TEXT = " ".join(SENTENCES[-5:])
 
 
 async def test_grpc_is_marked() -> None:
-    async with running_grpc_worker(marking=MARKING, **VOICE) as server:
+    grpc_section = {"cosyvoice_port": 0}
+    async with running_grpc_worker(marking=MARKING, grpc=grpc_section, **VOICE) as server:
         started = await server.start(realtime="false")
         spoken = await say(server, TEXT)
+        cosyvoice = server.member.other_addresses["cosyvoice-grpc"]
+        others = await asyncio.gather(converse(server.channel), inference(cosyvoice))
     assert detect(np.frombuffer(spoken.pcm, "<i2"), started.sample_rate).deployment_id == DEPLOYMENT_ID
+    assert [detect(np.frombuffer(pcm, "<i2"), SAMPLE_RATE_HZ).marked for pcm in others] == [True, True]
+
+
+async def converse(channel: grpc.aio.Channel) -> bytes:
+    """Return what the service ``Conversation`` says."""
+    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse()
+    await call.write(pb.ConverseRequest(start=pb.ConverseRequest.Start(protocol_version=1)))
+    await call.write(pb.ConverseRequest(say=pb.ConverseRequest.Say(context="a", text=SENTENCES[-7])))
+    await call.write(pb.ConverseRequest(end=pb.ConverseRequest.EndText(context="a")))
+    pcm = b""
+    async for response in call:
+        pcm += response.pcm
+        if response.HasField("ended"):
+            break
+    call.cancel()
+    return pcm
+
+
+async def inference(address: str) -> bytes:
+    """Return what CosyVoice's own service says."""
+    request = cosyvoice_pb2.Request(sft_request=cosyvoice_pb2.sftRequest(spk_id="heart", tts_text=SENTENCES[-7]))
+    async with dial(address) as channel:
+        responses = cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request)
+        return b"".join([response.tts_audio async for response in responses])
 
 
 async def utterance(options: SessionOptions, *, pause_after: int | None = None, **sections: Any) -> bytes:

@@ -34,10 +34,10 @@ THRESHOLD = 6.3
 """Score from which a window is marked. See ``bench/results/watermark.json`` for the scores of unmarked audio."""
 
 _RATE_HZ = 8_000
-_HOP = _RATE_HZ // 200
-_FRAME = 4 * _HOP
-_HOPS_PER_S = _RATE_HZ // _HOP
-_HOPS_PER_CHIP = CHIP_MS // 5
+_HOPS_PER_CHIP = 4
+_HOP = _RATE_HZ * CHIP_MS // (1_000 * _HOPS_PER_CHIP)
+_FRAME = _RATE_HZ * 24 // 1_000
+_HOPS_PER_S = _RATE_HZ / _HOP
 _SPEEDS = np.arange(-14, 15) * 0.0016 + 1  # of the recording; a window of the wrong neighbor is off by 2 ms
 _REFINED = np.array([-0.0008, -0.0004, 0, 0.0004, 0.0008])  # to the speed of a window of 5 s
 _SCALES = np.arange(-2, 3) * 0.011 + 1  # of its frequencies; a third of a band at most between two
@@ -48,11 +48,12 @@ _MIN_S, MAX_S = 1.0, 600.0
 _MIN_RATE_HZ, _MAX_RATE_HZ = 8_000, 192_000
 
 _KNOWN_SHARE = 1 - data_cells().size / (PERIOD_CHIPS * BANDS)
-_NEIGHBORS = np.array([[0, 0.41, 0.06], [0.43, -0.13, -0.06], [-0.02, -0.02, 0.02]], np.float32)
+_NEIGHBORS = np.array([[0, 0.37, 0.09], [0.52, -0.15, -0.08], [-0.04, -0.01, 0.02]], np.float32)
 """Weights of the levels of a cell's neighbors in the best linear estimate of its own, by distance in chips and bands.
 
-They were fitted to speech of people and of the CPU voice. What such an estimate leaves is, but for a factor, the
-product of the levels and the inverse of their covariance: what the optimal linear detector correlates with the signs.
+They were fitted to speech of people and of the CPU voices, and add up to 1 over all neighbors, so that the level of the
+audio does not matter. What such an estimate leaves is, but for a factor, the product of the levels and the inverse of
+their covariance: what the optimal linear detector correlates with the signs.
 """
 
 

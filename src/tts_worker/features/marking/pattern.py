@@ -1,8 +1,8 @@
 """What the watermark says and where: 48 bits, coded and spread over a repeated pattern of cells.
 
-A cell is one chip (``CHIP_MS``) of one band (``BAND_HZ``); the watermark raises or lowers its level. Two thirds of the
-cells have signs that every detector knows; the others carry the deployment id and its checksum. The pattern is public:
-all deployments share it, so that one detector finds them all.
+A cell is one chip (``CHIP_MS``) of one band (``BAND_HZ``); the watermark raises or lowers its level. Three quarters of
+the cells have signs that every detector knows; the others carry the deployment id and its checksum. The pattern is
+public: all deployments share it, so that one detector finds them all.
 
 Sources: direct-sequence spread spectrum over log magnitudes, Kirovski and Malvar, Spread-Spectrum Watermarking of Audio
 Signals, IEEE Transactions on Signal Processing 51 (4), 2003; the code is the first-order Reed-Muller code of length 32,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import itertools
 from functools import cache
 
 import numpy as np
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
 
-CHIP_MS = 20
-PERIOD_CHIPS = 103
-"""A prime, so that few rhythms have this period (2.06 s)."""
+CHIP_MS = 15
+PERIOD_CHIPS = 137
+"""A prime, so that few rhythms have this period (2.055 s)."""
 BAND_HZ = (300, 200)
 """Lower edge of the lowest band, and the width of each."""
 BANDS = 15
@@ -34,6 +35,7 @@ _CODE_BITS = 32  # of a word
 _WORD_BITS = 6  # of the message in it
 _WORDS = (_ID_BITS + _CHECK_BITS) // _WORD_BITS
 _CELLS_PER_BIT = 2
+_DOUBTFUL_WORDS = 3  # chance gives one in 8192 patterns of noise an id
 _SEED = b"tts-worker watermark 1"
 
 
@@ -47,17 +49,27 @@ def encode(deployment_id: int) -> Floats:
 
 
 def decode(evidence: Floats) -> int | None:
-    """Return the deployment id that fits the evidence ``[256]`` for the code bits best; None without its checksum."""
+    """Return the deployment id that fits the evidence ``[256]`` for the code bits best; None without its checksum.
+
+    If the checksum is wrong, the words that are least certain are read as what fits them second best.
+    """
     scores = evidence.reshape(_WORDS, _CODE_BITS) @ _hadamard().T
-    rows = np.abs(scores).argmax(axis=1)
-    inverted = scores[np.arange(_WORDS), rows] < 0
-    value = 0
-    for row, is_inverted in zip(rows, inverted, strict=True):
-        word = [int(is_inverted), *(int(row) >> bit & 1 for bit in range(_WORD_BITS - 1))]
-        for bit in word:
-            value = value << 1 | bit
-    deployment_id, check = value >> _CHECK_BITS, value & (1 << _CHECK_BITS) - 1
-    return deployment_id if check == _checksum(deployment_id) else None
+    rows = np.argsort(-np.abs(scores), axis=1)[:, :2]
+    best = np.take_along_axis(scores, rows, axis=1)
+    margins = np.abs(best) @ np.array([1, -1])
+    doubtful = np.argsort(margins)[:_DOUBTFUL_WORDS]
+    readings = np.array(list(itertools.product((0, 1), repeat=_DOUBTFUL_WORDS)))
+    for reading in readings[np.argsort(readings @ margins[doubtful], kind="stable")]:
+        choice = np.zeros(_WORDS, np.intp)
+        choice[doubtful] = reading
+        value = 0
+        for row, score in zip(rows[np.arange(_WORDS), choice], best[np.arange(_WORDS), choice], strict=True):
+            for bit in (int(score < 0), *(int(row) >> bit & 1 for bit in range(_WORD_BITS - 1))):
+                value = value << 1 | bit
+        deployment_id, check = value >> _CHECK_BITS, value & (1 << _CHECK_BITS) - 1
+        if check == _checksum(deployment_id):
+            return deployment_id
+    return None
 
 
 @cache

@@ -22,13 +22,11 @@ DEPTHS = np.linspace(0.06, 0.18, BANDS, dtype=np.float32)
 A quality model notices what changes in the low bands, where voiced speech is loud, and hardly notices the others.
 """
 
-_HOP = SAMPLE_RATE_HZ // 100
-_WINDOW = 2 * _HOP
-_HOPS_PER_CHIP = CHIP_MS // 10
-_LINES_PER_BAND = BAND_HZ[1] * _WINDOW // SAMPLE_RATE_HZ
-_FIRST_LINE = BAND_HZ[0] * _WINDOW // SAMPLE_RATE_HZ
-_MARKED_LINES = slice(_FIRST_LINE, _FIRST_LINE + BANDS * _LINES_PER_BAND)
-_HOP_BYTES = BYTES_PER_SAMPLE * _HOP
+_HOP = SAMPLE_RATE_HZ * CHIP_MS // 1_000
+_RAMP = SAMPLE_RATE_HZ // 200  # in which one frame fades into the next
+_FRAME = _HOP + _RAMP
+_LINES = _FRAME // 2 + 1
+_HOP_BYTES, _RAMP_BYTES = BYTES_PER_SAMPLE * _HOP, BYTES_PER_SAMPLE * _RAMP
 _PCM = np.dtype("<i2")
 
 Spectra = NDArray[np.complex64]
@@ -37,8 +35,8 @@ Spectra = NDArray[np.complex64]
 class Watermark:
     """Marks one stream of s16le at 24 kHz; as many samples come out as go in, each in its place.
 
-    The concatenated output does not depend on how the input is divided into calls. Each block of 10 ms is the sum of
-    two overlapping frames of 20 ms, whose spectra are multiplied by the pattern.
+    The concatenated output does not depend on how the input is divided into calls. Each chip is a frame of 20 ms, whose
+    spectrum is multiplied by the pattern, and which fades into the next one in its last 5 ms.
 
     Args:
         gains: The result of ``watermark_gains``.
@@ -46,64 +44,62 @@ class Watermark:
 
     def __init__(self, gains: Spectra) -> None:
         self._gains = gains
-        self._pcm = bytes(_HOP_BYTES)  # from the start of the next frame; a hop precedes the stream
-        self._late: Floats = np.zeros(_HOP, np.float32)  # the half of the last frame that is in the next block
-        self._frames = 0
-        self._received = self._emitted = 0
+        self._pcm = bytes(_HOP_BYTES + _RAMP_BYTES)  # the last frame, which fades into the next; at first, silence
+        self._frame = 0  # position of that frame in the pattern
+        self._early = _RAMP_BYTES  # of the next block, before the stream
 
     def process(self, pcm: bytes) -> bytes:
-        """Mark the next audio. Output within the look-ahead, at most 20 ms, follows with a later call."""
-        self._received += len(pcm) // BYTES_PER_SAMPLE
-        out = self._mark(pcm)
-        self._emitted += len(out) // BYTES_PER_SAMPLE
+        """Mark the next audio. Output within the look-ahead, less than 20 ms, follows with a later call."""
+        # Between two chunks other code runs, which replaces this one in the caches of the processor. So what counts is
+        # how many functions of numpy are called, more than how many samples they take. That is why the last frame is
+        # transformed once more instead of being kept.
+        pcm = self._pcm + pcm
+        new = (len(pcm) - _RAMP_BYTES) // _HOP_BYTES - 1
+        if new < 1:
+            self._pcm = pcm
+            return b""
+        self._pcm = pcm[new * _HOP_BYTES :]
+        first, end = self._frame, self._frame + new + 1
+        self._frame = (first + new) % PERIOD_CHIPS
+        frames = np.ndarray((new + 1, _FRAME), _PCM, pcm, strides=(_HOP_BYTES, BYTES_PER_SAMPLE)) * _WINDOW
+        if end <= PERIOD_CHIPS:
+            gains = self._gains[first:end]
+        else:
+            gains = self._gains.take(np.arange(first, end), axis=0, mode="wrap")
+        marked = filter_frames(frames, gains)
+        blocks = marked[1:, :_HOP]
+        blocks[:, :_RAMP] += marked[:-1, _HOP:]
+        # On the whole array, since numpy takes a shorter way where an array has no gaps.
+        np.rint(marked, out=marked)
+        np.maximum(marked, _LOWEST, out=marked)
+        np.minimum(marked, _HIGHEST, out=marked)
+        out = blocks.astype(_PCM).tobytes()
+        if self._early:
+            out, self._early = out[self._early :], 0
         return out
 
     def flush(self) -> bytes:
         """Return the rest. Call it once."""
-        missing = self._received - self._emitted
-        return self._mark(bytes(2 * _HOP_BYTES))[: BYTES_PER_SAMPLE * missing]
-
-    def _mark(self, pcm: bytes) -> bytes:
-        # Between two chunks other code runs, which replaces this one in the caches of the processor. So what counts is
-        # how many functions of numpy are called, more than how many samples they take.
-        pcm = self._pcm + pcm
-        count = len(pcm) // _HOP_BYTES - 1
-        if count < 1:
-            self._pcm = pcm
-            return b""
-        self._pcm = pcm[count * _HOP_BYTES :]
-        frames = np.ndarray((count, _WINDOW), _PCM, pcm, strides=(_HOP_BYTES, BYTES_PER_SAMPLE)) * _HANN
-        position = self._frames % len(self._gains)
-        if position + count <= len(self._gains):
-            gains = self._gains[position : position + count]
-        else:
-            gains = self._gains.take(np.arange(position, position + count), axis=0, mode="wrap")
-        marked = filter_frames(frames, gains)
-        blocks = marked[:, :_HOP]
-        blocks[0] += self._late
-        blocks[1:] += marked[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
-        self._late = marked[-1, _HOP:].copy()
-        np.rint(blocks, out=blocks)
-        out = np.empty((count, _HOP), _PCM)
-        blocks.clip(-FULL_SCALE, FULL_SCALE - 1, out=out, casting="unsafe")
-        first = 1 if self._frames == 0 else 0  # the block before the stream
-        self._frames += count
-        return out[first:].tobytes()
+        held = len(self._pcm) - _HOP_BYTES - self._early
+        return self.process(bytes(BYTES_PER_SAMPLE * _FRAME))[:held]
 
 
 def watermark_gains(deployment_id: int) -> Spectra:
-    """Return the factor ``[hops, lines]`` of each spectral line over one period, for all streams.
+    """Return the factor ``[chips, lines]`` of each spectral line over one period, for all streams.
 
-    The values are real. They have the type of the spectra, because a product that converts one side takes longer.
+    A line at the edge of two bands has half of each. The values are real. They have the type of the spectra, because a
+    product that converts one side takes longer.
     """
-    gains = np.ones((PERIOD_CHIPS, _WINDOW // 2 + 1), np.complex64)
-    gains[:, _MARKED_LINES] += np.repeat(pattern(deployment_id) * DEPTHS, _LINES_PER_BAND, axis=1)
-    return np.repeat(gains, _HOPS_PER_CHIP, axis=0)
+    low_hz, width_hz = BAND_HZ
+    edges = (low_hz + width_hz * np.arange(BANDS + 1)) * _FRAME / SAMPLE_RATE_HZ
+    above = np.clip(np.arange(_LINES) - edges[:, None] + 0.5, 0, 1)  # the share of a line that is above each edge
+    gains = 1 + (pattern(deployment_id) * DEPTHS) @ (above[:-1] - above[1:])
+    return gains.astype(np.complex64)
 
 
 def filter_by_fft(frames: Floats, gains: Spectra) -> Floats:
     """Return the frames ``[n, samples]`` with their spectra multiplied by the gains ``[n, lines]``."""
-    return np.fft.irfft(np.fft.rfft(frames) * gains, _WINDOW).astype(np.float32)
+    return np.fft.irfft(np.fft.rfft(frames) * gains, _FRAME).astype(np.float32)
 
 
 def filter_by_loops(frames: Floats, gains: Spectra) -> Floats:
@@ -112,15 +108,15 @@ def filter_by_loops(frames: Floats, gains: Spectra) -> Floats:
     On chunks of a call the functions of ``np.fft`` take about as long as these loops.
     """
     spectra = np.empty(gains.shape, np.complex64)
-    _loops.rfft_n_even(frames, np.float32(1), out=spectra)
+    _loops.rfft_n_even(frames, _ONE, out=spectra)
     spectra *= gains
-    filtered: Floats = _loops.irfft(spectra, np.float32(1 / _WINDOW), out=frames)
+    filtered: Floats = _loops.irfft(spectra, _SHARE, out=frames)
     return filtered
 
 
 def _choose_filter() -> Callable[[Floats, Spectra], Floats]:
     """Return ``filter_by_loops`` if this numpy has the loops, which are no public interface, and they do the same."""
-    noise = np.random.default_rng(0).normal(0, 1, (2, _WINDOW)).astype(np.float32)
+    noise = np.random.default_rng(0).normal(0, 1, (2, _FRAME)).astype(np.float32)
     gains = watermark_gains(0)[:2]
     try:
         is_same = np.allclose(filter_by_loops(noise.copy(), gains), filter_by_fft(noise, gains), atol=1e-4)
@@ -129,6 +125,14 @@ def _choose_filter() -> Callable[[Floats, Spectra], Floats]:
     return filter_by_loops if is_same else filter_by_fft
 
 
-_HANN = np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
+def _make_window() -> Floats:
+    """Return the weights of a frame; those of two that overlap add up to 1."""
+    rise = np.square(np.sin(np.pi / 2 * (np.arange(_RAMP) + 0.5) / _RAMP))
+    return np.concatenate((rise, np.ones(_FRAME - 2 * _RAMP), rise[::-1])).astype(np.float32)
+
+
+_WINDOW = _make_window()
+_ONE, _SHARE = np.float32(1), np.float32(1 / _FRAME)
+_LOWEST, _HIGHEST = np.float32(-FULL_SCALE), np.float32(FULL_SCALE - 1)
 _loops: Any = getattr(np.fft, "_pocketfft_umath", None)
 filter_frames = _choose_filter()
