@@ -42,6 +42,7 @@ from tts_worker.session.usage import Usage
 from tts_worker.text.formulas import formula_reader
 from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.reading.further import further_languages
 from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices.description import VoiceDescription
@@ -184,6 +185,7 @@ class SessionHub:
         self.library.add_engine(name, family, info, enrollment)
         if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
+        further_languages()  # the first text asks it for abbreviations
         if not engine.info.test_signal:
             self._loop.run_in_executor(None, _prepare_readings, engine.info.languages)
         self._engines[name] = engine
