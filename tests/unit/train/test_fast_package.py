@@ -48,8 +48,8 @@ def package(tmp_path: Path) -> Path:
     [
         ({}, []),
         ({"wer": 0.016}, ["WER 1.6% > 1.5%"]),
-        ({"mos": 3.5}, ["DistillMOS 3.50 < 3.6"]),
-        ({"mos": 3.3}, ["DistillMOS 3.30 < 3.6", "DistillMOS 1.05 below its teacher"]),
+        ({"mos": 3.69}, ["DistillMOS 3.69 < 3.7", "DistillMOS 0.66 below its teacher"]),
+        ({"mos": 3.3}, ["DistillMOS 3.30 < 3.7", "DistillMOS 1.05 below its teacher"]),
         ({"similarity": 0.82}, ["similarity 0.82 < 0.83"]),
         ({"similarity": None}, []),
         ({"pitch_hz": (105.0, 172.0, 230.0)}, ["pitch 172.0 Hz, its teacher's 182.0 Hz"]),
@@ -66,7 +66,7 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
         scored(tmp_path / "run", name, figures)
     for _ in range(2):
         refused = add_voices(tmp_path / "run", package)
-    assert refused == ["am_anton is not good enough: DistillMOS 3.30 < 3.6; DistillMOS 1.05 below its teacher"]
+    assert refused == ["am_anton is not good enough: DistillMOS 3.30 < 3.7; DistillMOS 1.05 below its teacher"]
     family = package / "some_voices" / "voicepacks" / "hibari"
     assert sorted(path.name for path in family.iterdir()) == ["am_bert", "bf_anna", "network.onnx"]
     installed = read_voicepack(family / "bf_anna")
@@ -89,7 +89,7 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
 
 def test_package_without_a_good_voice_stays(tmp_path: Path, package: Path) -> None:
     scored(tmp_path / "run", "am_anton", replace(GOOD, mos=3.3))
-    with pytest.raises(ConfigError, match=r"am_anton is not good enough: DistillMOS 3.30 < 3.6; DistillMOS 1.05"):
+    with pytest.raises(ConfigError, match=r"am_anton is not good enough: DistillMOS 3.30 < 3.7; DistillMOS 1.05"):
         add_voices(tmp_path / "run", package)
     assert not list((package / "some_voices").rglob("*.onnx"))
 

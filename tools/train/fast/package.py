@@ -25,8 +25,8 @@ from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_NETWORK, CPU_
 
 MAX_WER = 0.015
 MAX_SYLLABLE_ERROR = 0.12
-MIN_MOS = 3.6
-MAX_MOS_LOSS = 1.0  # against the teacher
+MIN_MOS = 3.7
+MAX_MOS_LOSS = 0.65  # against the teacher
 MIN_SIMILARITY = 0.83
 MAX_PITCH_ERROR = 0.05  # of the median
 MIN_PITCH_RANGE = 0.85  # of the teacher's
