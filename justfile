@@ -25,7 +25,7 @@ test-matrix *args:
 
 # all tests, with the lines and branches that none of them ran
 coverage *args:
-    scripts/test --copies 0 -n 4 --cov --cov-report=term-missing {{args}}
+    scripts/test --cov --cov-report=term-missing {{args}}
 
 # build the documentation site into out/site
 docs:

@@ -312,12 +312,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=turn_of)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_portion(item: pytest.Item) -> str | None:
-    """Give a copy of ``tests/copies.py`` a folder of ``TOGETHER`` or one module at a time."""
-    return folder_in_one_process(item.nodeid)
-
-
 class FolderScheduling(LoadScopeScheduling):
     """Gives a process of pytest-xdist a folder of ``TOGETHER`` or one module at a time, in the order of collection."""
 

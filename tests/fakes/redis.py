@@ -46,7 +46,7 @@ async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: floa
 
 @cache
 def _ports(process: int) -> Iterator[int]:
-    """The ports in an order of each process, also of the copies of one."""
+    """The ports in an order of each process."""
     return iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
 
 

@@ -68,13 +68,12 @@ def test_load_above_the_cores_is_the_first_line() -> None:
 
 
 def test_first_line_is_written_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with ``-q``, and where copies of the process run the tests."""
+    """Also with ``-q``, and with the processes of pytest-xdist, which have no terminal."""
     code = """
 import os, sys
 os.getloadavg = lambda: (9_999.0, 0.0, 0.0)
 import pytest
-copies = "-p", "tests.copies", "--copies", "1"
-sys.exit(pytest.main(["-q", *copies, "-p", "no:cacheprovider", "tests/unit/test_descriptors.py"]))
+sys.exit(pytest.main(["-q", "-n", "1", "-p", "no:cacheprovider", "tests/unit/test_descriptors.py"]))
 """
     ran = subprocess.run((sys.executable, "-c", code), cwd=ROOT, text=True, capture_output=True, timeout=100)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -136,7 +136,7 @@ def test_installation_of_this_machine_is_understood() -> None:
 
 
 def test_probe_model_is_valid_onnx() -> None:
-    import onnxruntime  # late: it starts a thread, and tests/copies.py copies a process with one
+    import onnxruntime  # late: collection does without it
 
     model = onnx.load_from_string(onnx_checks.IDENTITY_MODEL)
     onnx.checker.check_model(model, full_check=True)

@@ -93,7 +93,7 @@ class StandInTensorRt:
         return graph.read_bytes()
 
     def load(self, plan: bytes) -> StandInPlan:
-        import onnxruntime  # late: it starts a thread, and tests/copies.py copies a process with one
+        import onnxruntime  # late: collection does without it
 
         try:
             session = onnx_providers.create_session(onnxruntime, plan, [(onnx_providers.CPU, {})])

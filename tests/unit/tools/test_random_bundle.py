@@ -50,7 +50,7 @@ def tokenizer(bundle: Bundle) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def runtime() -> Any:
-    import onnxruntime  # late: it starts a thread, and tests/copies.py copies a process with one
+    import onnxruntime  # late: collection does without it
 
     return onnxruntime
 
