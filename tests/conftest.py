@@ -41,10 +41,9 @@ sys.dont_write_bytecode = False
 gc.disable()
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples. Every run tries
-# the same examples, so that a failure follows from the change; --hypothesis-profile thorough looks for new ones. A test
-# names a number of its own only where an example is expensive.
+# the same examples, so that a failure follows from the change; --hypothesis-profile thorough looks for new ones.
 ANY_MACHINE: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-examples.register_profile("same examples", **ANY_MACHINE, derandomize=True, max_examples=50)
+examples.register_profile("same examples", **ANY_MACHINE, derandomize=True)
 examples.register_profile("thorough", **ANY_MACHINE, derandomize=False, max_examples=1_000, print_blob=True)
 examples.load_profile("same examples")
 

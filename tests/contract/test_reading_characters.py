@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.reading_score import Case, phonemizer, read_cases, spoken_segments
@@ -57,6 +57,7 @@ def test_engine_gets_words_for_the_sentences_of_agents() -> None:
 
 
 @pytest.mark.parametrize("markdown", [True, False])
+@settings(max_examples=300)
 @given(text=TEXTS)
 def test_engine_gets_words_for_any_signs(text: str, markdown: bool) -> None:
     pipeline = TextPipeline(TextOptions(markdown=markdown, urls=UrlMode.KEEP), None, Verbalizer(("en",)))

@@ -194,6 +194,7 @@ def read_back(words: str) -> int:
     return total + group
 
 
+@settings(deadline=None, max_examples=200)
 @given(st.one_of(st.integers(0, 10**36 - 1), st.integers(0, 10**7)))
 def test_number_words_say_the_number(number: int) -> None:
     assert read_back(spell_out_numbers(str(number))) == number
@@ -214,6 +215,7 @@ def test_number_words_match_the_reference(text: str, spoken: str) -> None:
     assert spell_out_numbers(text) == spoken
 
 
+@settings(deadline=None, max_examples=200)
 @given(st.text(st.one_of(st.sampled_from('中文。，、！"”.?!;: \n\t12aB-—（）`'), st.characters()), max_size=80))
 def test_any_text_splits_into_speakable_parts(text: str) -> None:
     pieces = normalize_and_split(text, len)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.engine import ManualEngine, pcm_of
@@ -247,6 +247,7 @@ class Driver:
                 assert state.emitted - len(received.pcm) // 2 <= self.config.window_samples, "the window is exceeded"
 
 
+@settings(deadline=None, max_examples=400)
 @given(st.lists(actions, max_size=60), st.sampled_from([160, None]), st.booleans())
 def test_invariants_hold_for_random_interleavings(
     script: list[tuple], frame_samples: int | None, reports_playback: bool
@@ -265,6 +266,7 @@ def test_invariants_hold_for_random_interleavings(
         assert received.pcm == pcm_of(key, 0, len(received.pcm) // 2), "samples were changed, lost or repeated"
 
 
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(actions, st.none() | late_positions), max_size=40), st.booleans())
 def test_positions_of_other_utterances_change_no_report(
     script: list[tuple[tuple, tuple[str, int, int] | None]], reports_playback: bool
@@ -286,6 +288,7 @@ def test_positions_of_other_utterances_change_no_report(
     assert run(are_reported=True) == run(are_reported=False)
 
 
+@settings(deadline=None, max_examples=100)
 @given(st.lists(actions, max_size=40))
 def test_close_ends_all_utterances_and_frees_the_engine(script: list[tuple]) -> None:
     driver = Driver()
@@ -308,6 +311,7 @@ def test_close_ends_all_utterances_and_frees_the_engine(script: list[tuple]) -> 
     assert not driver.machine.take_commands()
 
 
+@settings(deadline=None, max_examples=150)
 @given(
     st.text(alphabet="ab c", min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),

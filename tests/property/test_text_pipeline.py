@@ -127,6 +127,7 @@ def _even(data: bytes, places: list[int]) -> list[bytes]:
 PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 
 
+@settings(deadline=None, max_examples=400)
 @given(TEXTS, PLACES, OPTIONS, LEXICONS)
 @example("**a** 3.14 👋🏽 `x`", [3, 4, 5, 9, 10, 11], TextOptions(), None)
 def test_segments_do_not_depend_on_the_split_of_the_stream(
@@ -139,6 +140,7 @@ def test_segments_do_not_depend_on_the_split_of_the_stream(
     assert segments_of([data[i : i + 1] for i in range(len(data))], options, lexicon) == whole
 
 
+@settings(deadline=None, max_examples=150)
 @given(TEXTS, st.integers(1, 5), OPTIONS, LEXICONS)
 def test_segments_leave_as_early_as_from_whole_text(
     text: str, size: int, options: TextOptions, lexicon: Lexicon | None
@@ -152,6 +154,7 @@ def test_segments_leave_as_early_as_from_whole_text(
             assert count == len(TextPipeline(options, lexicon).feed(text[: place + size]))
 
 
+@settings(deadline=None, max_examples=250)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=3), OPTIONS, LEXICONS, st.booleans())
 def test_segments_tile_the_text(
     text: str, flushes: list[int], options: TextOptions, lexicon: Lexicon | None, only_words: bool
@@ -193,6 +196,7 @@ def test_segments_tile_the_text(
         assert segments[-1].end == len(text)
 
 
+@settings(deadline=None, max_examples=150)
 @given(TEXTS)
 def test_uncovered_text_has_no_speech(text: str) -> None:
     options = TextOptions(markdown=False, urls=UrlMode.KEEP, drop_reasoning=False)
@@ -202,6 +206,7 @@ def test_uncovered_text_has_no_speech(text: str) -> None:
         assert not any(char.isalnum() and not is_filtered(char) for char in rest)
 
 
+@settings(deadline=None, max_examples=200)
 @given(TEXTS, OPTIONS)
 def test_filtered_characters_are_never_spoken(text: str, options: TextOptions) -> None:
     for segment in segments_of([text], options, None):
@@ -216,6 +221,7 @@ def test_filtered_characters_are_never_spoken(text: str, options: TextOptions) -
             assert "`" not in segment.text
 
 
+@settings(deadline=None, max_examples=150)
 @given(TEXTS)
 def test_filtered_character_maps_to_one_original_character(text: str) -> None:
     found = filter_text(text)
@@ -227,6 +233,7 @@ def test_filtered_character_maps_to_one_original_character(text: str) -> None:
         assert char == text[index] or char in ' \n,<>&"'  # folded spaces, table pipes, entities
 
 
+@settings(deadline=None, max_examples=150)
 @given(st.lists(st.sampled_from(("word", "two", "Then", "3.5", "it's", "naïve")), min_size=1, max_size=12), TEXTS)
 def test_sentence_is_emitted_with_the_space_after_its_stop(words: list[str], before: str) -> None:
     pipeline = TextPipeline(TextOptions(markdown=False, drop_reasoning=False))
@@ -240,6 +247,7 @@ def test_sentence_is_emitted_with_the_space_after_its_stop(words: list[str], bef
     assert last[0].text.endswith("end.")
 
 
+@settings(deadline=None, max_examples=100)
 @given(TEXTS)
 def test_open_mark_delays_text_by_bounded_characters(text: str) -> None:
     """After any text (without fenced code, which is dropped), plain words are emitted eventually."""
@@ -258,6 +266,7 @@ def test_forced_cut_keeps_grapheme_clusters(clusters: list[str]) -> None:
         assert cluster_end(text, segment.end) == segment.end or text[segment.end - 1] == " "
 
 
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4)), max_size=8))
 def test_any_mixture_of_bytes_and_text_is_accepted(deltas: list[bytes | str]) -> None:
     pipeline = TextPipeline()

@@ -35,6 +35,7 @@ def segments(draw: st.DrawFn) -> Segment:
     return Segment(0, tuple(spans), first, place, Boundary.END)
 
 
+@settings(deadline=None, max_examples=150)
 @given(segments())
 def test_words_are_disjoint_and_inside_the_segment(segment: Segment) -> None:
     words = spoken_words(segment)
@@ -52,6 +53,7 @@ def test_words_are_disjoint_and_inside_the_segment(segment: Segment) -> None:
         assert one.spoken_end <= two.spoken_start
 
 
+@settings(deadline=None, max_examples=100)
 @given(TEXTS, st.integers(-10, 40_000), st.booleans())
 def test_split_keeps_clusters_and_grows_with_position(text: str, position: int, fully_played: bool) -> None:
     spoken_text = spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END))
@@ -71,6 +73,7 @@ def test_split_keeps_clusters_and_grows_with_position(text: str, position: int, 
         assert all(2 * max(position, 0) <= w.start_sample + w.end_sample for w in remaining)
 
 
+@settings(deadline=None, max_examples=100)
 @given(TEXTS, st.integers(-10, 40_000), st.integers(-10, 40_000))
 def test_report_cut_twice_is_cut_at_the_earlier_position(text: str, first: int, second: int) -> None:
     words = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -366,6 +366,7 @@ def test_is_allowed(address: str, networks: str, allowed: bool) -> None:
     assert is_allowed(address, parse_networks(networks)) is allowed
 
 
+@settings(deadline=None, max_examples=150)
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
 def test_random_bytes_are_rejected(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
@@ -379,6 +380,7 @@ _json = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(sorted(VALID)), _json)
 def test_a_random_value_is_rejected_or_harmless(key: str, value: object) -> None:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import each_case
@@ -91,7 +91,7 @@ def test_formula_is_read_as_words(formula: str, words: str) -> None:
 def test_delimiters_hold_a_formula(before: str, after: str, formula: str, words: str) -> None:
     if "," in formula and before == "$" and formula[0].isdigit():
         return  # "$1,234.50" alone is money
-    assert spoken(f"Hence {before}{formula}{after}, so it is.").replace("|", " ") == f"Hence {words}, so it is."
+    assert spoken(f"Thus {before}{formula}{after}, so it is.").replace("|", " ") == f"Thus {words}, so it is."
 
 
 @each_case(
@@ -148,6 +148,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+@settings(deadline=None, max_examples=400)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.sampled_from((None, "de")))
 def test_formulas_do_not_depend_on_the_split(text: str, size: int, by_word: bool, language: str | None) -> None:
     options = TextOptions(by_word=by_word, language=language)
@@ -158,11 +159,13 @@ def test_formulas_do_not_depend_on_the_split(text: str, size: int, by_word: bool
         assert all(segment.start <= span.start < span.end <= segment.end for span in segment.spans)
 
 
+@settings(deadline=None, max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=20).map("".join))
 def test_words_of_a_formula_have_no_signs(formula: str) -> None:
     assert not re.search(r"[\\${}^_&\d|]", formula_words(formula))
 
 
+@settings(deadline=None, max_examples=100)
 @given(st.text(max_size=60))
 def test_any_text_can_be_read_as_a_formula(formula: str) -> None:
     assert formula_words(formula) == formula_words(formula).strip()

@@ -10,7 +10,7 @@ from decimal import Decimal
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.cases import each_case
@@ -299,6 +299,7 @@ def heard(place: str, written: str, unit: str = "") -> str:
     return spoken[len(before) : len(spoken) - len(after)].strip().removesuffix(unit)
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["", "-", "−"]), decimals(), st.sampled_from(PLACES))
 @example("", "100000010000", "{}")
 def test_number_is_heard_as_written(sign: str, written: str, place: str) -> None:
@@ -306,18 +307,21 @@ def test_number_is_heard_as_written(sign: str, written: str, place: str) -> None
     assert value(heard(place, sign + written)) == expected
 
 
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["", "-"]), decimals(), st.sampled_from(PLACES))
 def test_percentage_is_heard_as_written(sign: str, written: str, place: str) -> None:
     expected = Decimal(written.replace(",", "")) / 100 * (-1 if sign else 1)
     assert value(heard(place, f"{sign}{written}%")) == expected
 
 
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["", "-"]), decimals(), st.sampled_from(["￥{}", "¥ {}", "{}元", "{}RMB", "RMB{}"]))
 def test_amount_is_heard_as_written(sign: str, written: str, form: str) -> None:
     expected = Decimal(written.replace(",", "")) * (-1 if sign else 1)
     assert value(heard("付了{}。", sign + form.format(written))) == expected
 
 
+@settings(max_examples=100, deadline=None)
 @given(
     st.dates(date(1000, 1, 1), date(2999, 12, 31)),
     st.sampled_from(["{0}年{1}月{2}日", "{0}-{1:02}-{2:02}", "{0}/{1}/{2}"]),
@@ -328,6 +332,7 @@ def test_date_is_heard_as_written(day: date, form: str) -> None:
     assert tuple(map(whole, found.groups())) == (day.year, day.month, day.day)
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.times())
 def test_time_is_heard_as_written(moment: time_of_day) -> None:
     found = re.fullmatch("(.+)点(?:(.+)分)?", read(f"{moment:%H:%M}"))
@@ -345,6 +350,7 @@ ANY = st.text(
 SPOKEN = re.compile(r"[\u3400-\u9fff〇A-Za-z\s,.!?;:'\"()…—–\-·，。！？；：、“”‘’（）《》〈〉「」『』【】]*")
 
 
+@settings(max_examples=500, deadline=None)
 @given(ANY)
 @example("1..2-3--4")
 @example("5½½²₂")
@@ -352,6 +358,7 @@ def test_no_digit_and_no_sign_is_left(text: str) -> None:
     assert SPOKEN.fullmatch(read(text))
 
 
+@settings(max_examples=100, deadline=None)
 @given(ANY, ANY)
 def test_what_precedes_stays_unchanged(before: str, text: str) -> None:
     found = rewrites(before + text, len(before))

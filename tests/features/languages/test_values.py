@@ -75,6 +75,7 @@ def read_value(language: str, words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@settings(deadline=None, max_examples=150)
 @given(number=NUMBERS, negative=st.booleans(), groups=st.booleans(), decimals=st.text("0123456789", max_size=5))
 def test_number_is_spoken_with_its_value(
     language: str, number: int, negative: bool, groups: bool, decimals: str
@@ -87,6 +88,7 @@ def test_number_is_spoken_with_its_value(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@settings(deadline=None, max_examples=150)
 @given(
     number=st.one_of(st.integers(0, 300), st.integers(0, 10**7)),
     cents=st.none() | st.integers(0, 99),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.features.telephony.playback import MARK_TIMEOUT_S, CallPlayback
@@ -85,6 +85,7 @@ class Network:
 actions = st.tuples(st.sampled_from(["speak", "arrive", "play", "return", "pause", "resume"]), st.integers(1, 4))
 
 
+@settings(max_examples=100)
 @given(st.lists(actions, max_size=60))
 def test_positions_never_exceed_what_was_heard(script: list[tuple[str, int]]) -> None:
     network = Network()

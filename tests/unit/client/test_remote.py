@@ -217,6 +217,7 @@ class Scenario:
                 assert receipt.text_remaining == ""
 
 
+@settings(deadline=None, max_examples=150)
 @given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=120))
 def test_guarantees_hold_over_any_wire(actions: list[tuple[str, int]]) -> None:
     async def run() -> None:
@@ -236,6 +237,7 @@ def test_guarantees_hold_over_any_wire(actions: list[tuple[str, int]]) -> None:
     asyncio.run(run())
 
 
+@settings(deadline=None, max_examples=150)
 @given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60))
 def test_loss_at_any_moment_ends_each_utterance_once(actions: list[tuple[str, int]]) -> None:
     async def run() -> None:

@@ -307,6 +307,7 @@ ANY_TEXT = st.text(max_size=120) | st.lists(
 ).map("".join)
 
 
+@settings(deadline=None, max_examples=150)
 @given(ANY_TEXT)
 def test_any_text_gives_valid_phrases(hibari_model: HibariModel, text: str) -> None:
     source = plain(text)

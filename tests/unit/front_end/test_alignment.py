@@ -79,6 +79,7 @@ FRAGMENTS = st.one_of(
 TEXTS = st.lists(FRAGMENTS, max_size=25).map(" ".join)
 
 
+@settings(deadline=None, max_examples=150)
 @given(TEXTS, TEXTS)
 def test_source_ranges_are_monotonic_and_inside_the_source(source: str, target: str) -> None:
     ranges = source_ranges(source, target)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.errors import BundleError, IllegalCommand, NotReady, OverCapacity, UnknownModel
@@ -128,6 +128,7 @@ ACTIONS = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=150)
 @given(ACTIONS, st.integers(1, 3), st.integers(1, 2), st.sampled_from((0, 20)))
 def test_any_order_loads_once_and_never_stops_a_used_engine(
     actions: list[tuple[str, str, int]], loop_turns: int, parallel: int, residency_s: int

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, synthesize
@@ -17,6 +18,7 @@ CHUNK = 25
 AHEAD = 3
 
 
+@examples(deadline=None, max_examples=200)
 @given(
     prompt=st.integers(0, 130),
     stride=st.integers(1, 5),

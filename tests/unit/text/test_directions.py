@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere, spoken
@@ -123,6 +123,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+@settings(deadline=None, max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.sampled_from((None, ABLE)))
 def test_directions_do_not_depend_on_the_split(text: str, size: int, by_word: bool, able: TextOptions | None) -> None:
     options = TextOptions(by_word=by_word, control_tags=able.control_tags if able else None)

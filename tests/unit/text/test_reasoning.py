@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere, spoken
@@ -227,6 +227,7 @@ FRAGMENTS = st.sampled_from(
 DROPS: st.SearchStrategy[DropReasoning] = st.sampled_from((True, "from_start"))
 
 
+@settings(deadline=None, max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.booleans(), DROPS)
 def test_blocks_do_not_depend_on_the_split(
     text: str, size: int, markdown: bool, by_word: bool, drop: DropReasoning

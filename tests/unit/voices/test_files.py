@@ -256,6 +256,7 @@ def test_hostile_voice_is_refused(tmp_path: Path, harm: Callable[[Path], object]
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@settings(deadline=None, max_examples=100)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), length=st.integers(0, 10_000), cut=st.booleans())
 def test_changed_byte_is_detected(
     tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, length: int, cut: bool
