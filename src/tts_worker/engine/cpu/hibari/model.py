@@ -209,7 +209,7 @@ class HibariModel:
 
     def _parts(self, voice: str) -> Mix:
         """Return the voices of a mix and their shares, or the voice alone."""
-        return mix_of(voice) or ((voice, 1.0),)
+        return (voice not in self._languages and mix_of(voice)) or ((voice, 1.0),)
 
     def _first(self, voice: str) -> str:
         """Return the first voice of a mix, or the voice."""
