@@ -36,7 +36,7 @@ from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 VOICES = Path(__file__).parents[3] / "packages/tts-worker-voices/tts_worker_voices/voicepacks/hibari"
 OTHER = "am_michael"
 SENTENCES = (
-    "The boat left the harbor before sunrise, and nobody on the pier had seen who was steering it. When the fishermen "
+    "The boat left the harbor before sunrise, and no one on the pier had seen who was steering it. When the fishermen "
     "came back in the evening, with empty nets and wet feet, all of them said that the water had been smooth as glass.",
     "Could you send me the second page again?",
     "My sister keeps bees behind the old school.",

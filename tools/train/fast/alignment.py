@@ -35,16 +35,16 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Sounds:
-    """What F frames of audio sound like.
+class AudioFrames:
+    """F frames of audio, as they are compared.
 
     Attributes:
-        features: Cepstra and their slopes ``[F, V]``, without what is constant.
+        cepstra: Cepstra and their slopes ``[F, V]``, without what is constant.
         above_silence_db: How far each frame is above what may be a pause ``[F]``.
-        floor_db: Level under loud frames, below which the features do not differ.
+        floor_db: Level under loud frames, below which the cepstra do not differ.
     """
 
-    features: Floats
+    cepstra: Floats
     above_silence_db: Floats
     floor_db: float
 
@@ -64,7 +64,7 @@ class Sounds:
         return int(audible[-1] - audible[0]) + 1 if len(audible) else 0
 
     @classmethod
-    def of(cls, samples: Floats, frames: int, floor_db: float | None = None) -> Sounds:
+    def of(cls, samples: Floats, frames: int, floor_db: float | None = None) -> AudioFrames:
         """Analyze audio at 24 kHz.
 
         Args:
@@ -95,13 +95,13 @@ class Reference:
     """L phoneme ids as a known voice says them in F frames.
 
     Attributes:
-        sounds: The audio.
+        audio: The audio.
         frames: Frames of each id ``[L]``, of sum F.
         may_pause: Whether there may be silence before or in an id ``[L]``: pads, spaces and marks.
         is_voiced: Which frames are voiced ``[F]``.
     """
 
-    sounds: Sounds
+    audio: AudioFrames
     frames: Ints
     may_pause: Bools
     is_voiced: Bools
@@ -147,7 +147,7 @@ class _States:
     @classmethod
     def of(cls, reference: Reference) -> _States:
         ids = np.repeat(np.arange(len(reference.frames)), reference.frames)
-        may_pause, is_silent = reference.may_pause[ids], reference.sounds.is_silent
+        may_pause, is_silent = reference.may_pause[ids], reference.audio.is_silent
         audible = np.flatnonzero(~(may_pause & is_silent))
         pauses = [begin + int(is_silent[begin:end].argmax()) for begin, end in runs(may_pause)]
         places = np.searchsorted(audible, pauses)
@@ -175,10 +175,10 @@ def _steps(is_pause: Bools) -> tuple[Ints, NDArray[np.float64]]:
     return sources, costs
 
 
-def align(sounds: Sounds, reference: Reference) -> Alignment:
+def align(audio: AudioFrames, reference: Reference) -> Alignment:
     """Find the phoneme ids of a reference in a recording of F frames, from its first to its last frame."""
     states = _States.of(reference)
-    distances = _distances(sounds, reference, states)
+    distances = _distances(audio, reference, states)
     frames, count = distances.shape
     ends = len(_STEP_COSTS)  # states with which a recording may begin or end
     score = np.where(np.arange(count) < ends, distances[0], np.inf)
@@ -197,12 +197,12 @@ def align(sounds: Sounds, reference: Reference) -> Alignment:
     return Alignment(begins.astype(np.int64), spoken, costs)
 
 
-def _distances(sounds: Sounds, reference: Reference, states: _States) -> NDArray[np.float64]:
+def _distances(audio: AudioFrames, reference: Reference, states: _States) -> NDArray[np.float64]:
     """Distance of each frame from each state ``[F, S]``; of a pause it is small where a frame is silent."""
-    ours, theirs = sounds.features.astype(np.float64), reference.sounds.features[states.frames].astype(np.float64)
+    ours, theirs = audio.cepstra.astype(np.float64), reference.audio.cepstra[states.frames].astype(np.float64)
     squares = np.square(ours).sum(1)[:, None] + np.square(theirs).sum(1) - 2 * ours @ theirs.T
     distances: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0) / ours.shape[1])
-    pause = _SILENT_FRAME_COST + _AUDIBLE_DB_COST * np.maximum(sounds.above_silence_db, 0)
+    pause = _SILENT_FRAME_COST + _AUDIBLE_DB_COST * np.maximum(audio.above_silence_db, 0)
     distances[:, states.frames < 0] = pause[:, None]
     return distances
 
@@ -214,18 +214,18 @@ class VoiceMap:
         pairs: Recordings, their references and alignments.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Sounds, Reference, Alignment]]) -> None:
-        theirs = np.concatenate([ref.sounds.features[found.states[found.states >= 0]] for _, ref, found in pairs])
-        ours = np.concatenate([sounds.features[found.states >= 0] for sounds, _, found in pairs])
+    def __init__(self, pairs: Sequence[tuple[AudioFrames, Reference, Alignment]]) -> None:
+        theirs = np.concatenate([ref.audio.cepstra[found.states[found.states >= 0]] for _, ref, found in pairs])
+        ours = np.concatenate([audio.cepstra[found.states >= 0] for audio, _, found in pairs])
         inputs = _with_ones(theirs)
         square = inputs.T @ inputs + _RIDGE * np.eye(inputs.shape[1])
         self._change = np.linalg.solve(square, inputs.T @ (ours - theirs))
 
     def __call__(self, reference: Reference) -> Reference:
         """Return the reference as the new voice would sound."""
-        features = reference.sounds.features
+        features = reference.audio.cepstra
         mapped = (features + _with_ones(features) @ self._change).astype(np.float32)
-        return replace(reference, sounds=replace(reference.sounds, features=mapped))
+        return replace(reference, audio=replace(reference.audio, cepstra=mapped))
 
 
 def _with_ones(features: Floats) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.train.fast.acoustics import energy_of, runs
-from tools.train.fast.alignment import Alignment, Bools, Reference, Sounds, VoiceMap, align, whole_durations
+from tools.train.fast.alignment import Alignment, AudioFrames, Bools, Reference, VoiceMap, align, whole_durations
 from tools.train.fast.data import Report, part_files, save_parts
 from tools.train.fast.pitch import VOICED_HZ, track_pitch, voice_range_hz
 from tools.train.fast.teacher import FRAMES_PER_DURATION, Ints, SpokenPhrase, load_phrases
@@ -50,7 +50,7 @@ _FITTING = 1.15  # cost relative to the median up to which recordings teach the 
 _MAX_COST, _MAX_LOCAL_COST = 1.4, 1.5  # relative to the median of all recordings
 _FITTING_COST, _FITTING_LOCAL_COST = 2.0, 3.0  # of what fits in any case
 _LOCAL_FRAMES = 30
-_LEAD_FRAMES = 8  # audio before the first sound that is kept
+_LEAD_FRAMES = 8  # audio before the speech that is kept
 _MAX_PAUSE_FRAMES = 56
 _FADE_SAMPLES = 120
 _REASONS = 5
@@ -69,14 +69,14 @@ class Utterance:
         row: Where it comes from.
         samples: ``[N]`` at 24 kHz, at the teacher's level.
         phrases: Phrases of the transcript.
-        sounds: What it sounds like.
+        audio: Its frames, as they are compared.
         figures: What was measured of its speech.
     """
 
     row: ManifestRow
     samples: Floats
     phrases: tuple[Phrase, ...]
-    sounds: Sounds
+    audio: AudioFrames
     figures: PromptFigures
 
     @property
@@ -194,16 +194,16 @@ def read_utterance(row: ManifestRow, phonemizer: Phonemizer) -> Utterance:
     recording = read_recording(row.audio, _MAX_S)
     clipped_share = float((np.abs(recording.samples) >= CLIPPED).mean())
     samples = _resample(recording)
-    sounds = Sounds.of(samples, max(1, len(samples) // FRAME_SAMPLES))
-    first = sounds.first_audible * FRAME_SAMPLES
-    speech = samples[first : first + sounds.speech_frames * FRAME_SAMPLES]
+    audio = AudioFrames.of(samples, max(1, len(samples) // FRAME_SAMPLES))
+    first = audio.first_audible * FRAME_SAMPLES
+    speech = samples[first : first + audio.speech_frames * FRAME_SAMPLES]
     if len(speech) < _MIN_S * SAMPLE_RATE_HZ:
         raise InvalidRequest(f"it has {len(speech) / SAMPLE_RATE_HZ:.1f} s of speech; at least {_MIN_S} s are needed")
     if (level := integrated_lufs(samples, SAMPLE_RATE_HZ)) < _SILENT_LUFS:
         raise InvalidRequest("it is silent or nearly silent")
     figures = replace(measure(Recording(speech, SAMPLE_RATE_HZ), row.text), clipped_share=clipped_share)
     gain = min(10 ** ((_TARGET_LUFS - level) / 20), _MAX_PEAK / float(np.abs(samples).max()))
-    return Utterance(row, samples * np.float32(gain), phrases, sounds, figures)
+    return Utterance(row, samples * np.float32(gain), phrases, audio, figures)
 
 
 def _read_all(
@@ -285,9 +285,9 @@ def align_all(
     for _ in range(1, _PASSES):
         limit = _FITTING * float(np.median([pair.alignment.cost for pair in pairs]))
         mapped = VoiceMap(
-            [(pair.utterance.sounds, pair.reference, pair.alignment) for pair in pairs if pair.alignment.cost <= limit]
+            [(pair.utterance.audio, pair.reference, pair.alignment) for pair in pairs if pair.alignment.cost <= limit]
         )
-        pairs = [replace(pair, alignment=align(pair.utterance.sounds, mapped(pair.reference))) for pair in pairs]
+        pairs = [replace(pair, alignment=align(pair.utterance.audio, mapped(pair.reference))) for pair in pairs]
     usable, unfit = _divide(pairs)
     return usable, refused + unfit
 
@@ -306,25 +306,25 @@ def _nearest_speaker(utterances: Sequence[Utterance], speakers: Mapping[str, Say
 def _first_alignment(utterance: Utterance, say: Say, phonemizer: Phonemizer) -> Aligned:
     """Align a recording to what a voice says. Raises InvalidRequest for an implausible tempo."""
     normal = reference_of(utterance, say, phonemizer, 1.0)
-    tempo = int((~normal.sounds.is_silent).sum()) / max(1, int((~utterance.sounds.is_silent).sum()))
+    tempo = int((~normal.audio.is_silent).sum()) / max(1, int((~utterance.audio.is_silent).sum()))
     if not _TEMPO[0] <= tempo <= _TEMPO[1]:
         raise InvalidRequest(f"it is spoken {tempo:.1f} times as fast as its transcript would be")
     reference = reference_of(utterance, say, phonemizer, tempo)
-    return Aligned(utterance, normal.frames, reference, align(utterance.sounds, reference))
+    return Aligned(utterance, normal.frames, reference, align(utterance.audio, reference))
 
 
 def reference_of(utterance: Utterance, say: Say, phonemizer: Phonemizer, speed: float) -> Reference:
     """Return the phrases of an utterance as a voice says them at a speed."""
     spectra = [say(phrase.ids, speed) for phrase in utterance.phrases]
-    audio = []
+    waves = []
     for each in spectra:
         wave = Vocoder(each, np.random.default_rng(0)).render(each.frames)
-        audio.append(np.pad(wave, (0, each.frames * FRAME_SAMPLES - len(wave))))
+        waves.append(np.pad(wave, (0, each.frames * FRAME_SAMPLES - len(wave))))
     frames = np.concatenate([each.duration_frames for each in spectra])
     silent = {symbol for mark in _PAUSES if (symbol := phonemizer.vocabulary.get(mark)) is not None}
     may_pause = np.isin(utterance.ids, [utterance.ids[0], *silent])  # the first id is a pad
-    sounds = Sounds.of(np.concatenate(audio), int(frames.sum()), utterance.sounds.floor_db)
-    return Reference(sounds, frames, may_pause, np.concatenate([each.f0_hz for each in spectra]) > VOICED_HZ)
+    audio = AudioFrames.of(np.concatenate(waves), int(frames.sum()), utterance.audio.floor_db)
+    return Reference(audio, frames, may_pause, np.concatenate([each.f0_hz for each in spectra]) > VOICED_HZ)
 
 
 def _divide(pairs: Sequence[Aligned]) -> tuple[list[Aligned], list[Refused]]:
