@@ -52,9 +52,9 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "tools.expression" in command:
         expected = f"the voice {figures['voice']}"
     elif "watermark_study" in command:
-        assert len(figures["attacks"]) == 12
+        assert len(figures["attacks"]) == 14
         assert {"heart", "nano"} <= figures["attacks"].keys()
-        expected = "the eleven voices of the CPU engine, and nano"
+        expected = "the thirteen voices of the CPU engine, and nano"
     elif "tests/data" in command or "RANDOM-TINY" in command:
         expected = "tiny random weights"
     elif "bench latency --engine cpu" in command:
