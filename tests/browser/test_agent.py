@@ -133,7 +133,7 @@ async def test_recorded_caller_interrupts_and_is_answered(
     assert said not in caplog.text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talker: str, scheme: str) -> None:
     """By keyboard, on a narrow screen, without a violation of WCAG AA in any state."""
     accessibility = pytest.importorskip("tests.browser.test_page_accessibility", reason="needs the test extra")

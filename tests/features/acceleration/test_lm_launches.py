@@ -177,7 +177,10 @@ class _UnreadStream(FakeCudaStream):
     is_asynchronous = True
 
 
-@pytest.mark.parametrize(("family", "fused"), [("cosyvoice3", True), ("cosyvoice3", False), ("cosyvoice2", False)])
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [("cosyvoice3", True), ("cosyvoice3", False), pytest.param("cosyvoice2", False, marks=pytest.mark.long)],
+)
 def test_device_computes_the_first_chunk_without_values(family: str, fused: bool) -> None:
     """Whatever reads one between the prefill and the vocoder raises."""
     with fake_cuda(fused=fused):

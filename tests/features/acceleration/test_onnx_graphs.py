@@ -25,7 +25,7 @@ from tests.features.acceleration.graph_files import (
     streamed_mel,
     with_other_weights,
 )
-from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
+from tests.unit.cosyvoice.bundles import ONE_FAMILY, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, load_thin
 from tools.reference.pipeline import OfflinePipeline
 from tts_worker.cli import main
@@ -62,7 +62,7 @@ def networks_have_few_layers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ONE_FAMILY)
 def exported(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """One family and its graphs."""
     return request.param, graph_files.exported(request.param)
@@ -239,7 +239,7 @@ def spoken(path: Path, tokens: dict[str, int], **options: object) -> list[np.nda
 @pytest.mark.parametrize(
     ("exported", "stride", "tokens"),
     [
-        ("cosyvoice2", 2, {"x": 115, "y": 112}),
+        pytest.param("cosyvoice2", 2, {"x": 115, "y": 112}, marks=pytest.mark.long),
         ("cosyvoice3", 1, {"x": 40}),
         pytest.param("cosyvoice2", 1, {"x": 40}, marks=pytest.mark.long),
         pytest.param("cosyvoice3", 2, {"x": 115, "y": 112}, marks=pytest.mark.long),

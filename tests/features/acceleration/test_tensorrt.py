@@ -27,7 +27,7 @@ from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.features.acceleration import graph_files
 from tests.features.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tests.features.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
-from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.unit.cosyvoice.bundles import FAMILIES, ONE_FAMILY, tiny
 from tests.unit.cosyvoice.networks import load_thin
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution import onnx_providers
@@ -109,7 +109,7 @@ def networks_have_few_layers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ONE_FAMILY)
 def exported(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return request.param, graph_files.exported(request.param)
 

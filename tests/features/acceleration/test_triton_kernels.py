@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cosyvoice.networks import FAMILIES
+from tests.unit.cosyvoice.networks import ONE_FAMILY
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.ops import audio, language_model
 
@@ -44,7 +44,7 @@ def check(arguments: list[str], **environment: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_kernels_equal_the_compositions(family: str) -> None:
     (checked,) = check(["interpret", family], TRITON_INTERPRET="1")
     assert checked >= names(family) - {"causal_conv"}
@@ -54,13 +54,13 @@ def test_kernels_keep_to_their_limits() -> None:
     assert check(["edges"], TRITON_INTERPRET="1") == [NAMES]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_decoder_draws_the_same_ids_with_kernels(family: str) -> None:
     check(["decode", family], TRITON_INTERPRET="1")
 
 
 @pytest.mark.parametrize("arch", ["80", "90"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_kernels_compile_for_gpus(family: str, arch: str, tmp_path: Path) -> None:
     assert check(["compile", family, arch], TRITON_CACHE_DIR=str(tmp_path)) == [names(family)]
 

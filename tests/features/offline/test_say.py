@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from tests.contract.engine_contract import EngineOutput
-from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
+from tests.unit.cosyvoice.bundles import GOLDEN, ONE_FAMILY, tiny
 from tests.unit.cosyvoice.speaking import Say, bundle_with_voices, shallow_weights_loaded_once, speaker
 from tools.bench.engine import random_voice
 from tools.random_bundle.writer import write_random_bundle
@@ -41,7 +41,7 @@ def weights() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ONE_FAMILY)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_with_voices(request.param, tmp_path_factory.mktemp("bundle"))
 

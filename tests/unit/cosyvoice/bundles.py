@@ -7,11 +7,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 FAMILIES = ("cosyvoice2", "cosyvoice3")
+ONE_FAMILY = (pytest.param("cosyvoice2", marks=pytest.mark.long), "cosyvoice3")
+"""Parameters of tests of what both families share: every run tries it with the newer one."""
+
 YAML_FILES = {"cosyvoice1": "cosyvoice.yaml"}
 GOLDEN = {f"cosyvoice{n}": DATA / "golden" / f"v{n}" for n in (1, 2, 3)}
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, qwen_of, tiny, yaml_of
+from tests.unit.cosyvoice.bundles import FAMILIES, ONE_FAMILY, fullsize, qwen_of, tiny, yaml_of
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -22,6 +22,7 @@ from tts_worker.models.bundles.report import Problem
 
 __all__ = [
     "FAMILIES",
+    "ONE_FAMILY",
     "apart",
     "full_config",
     "ids",

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.recordings import SAID, speech, wav
-from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.unit.cosyvoice.bundles import ONE_FAMILY, tiny
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.prompt import usable_speech
 from tts_worker.engine.cosyvoice.bundle.config import V3
@@ -29,7 +29,7 @@ from tts_worker.front_end.instruction import END_OF_PROMPT
 from tts_worker.voices.files import Voice, load_voice, save_voice
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ONE_FAMILY)
 def bundle(request: pytest.FixtureRequest) -> Bundle:
     return Bundle.open(tiny(request.param))
 

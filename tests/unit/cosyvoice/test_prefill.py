@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice.networks import FAMILIES, networks
+from tests.unit.cosyvoice.networks import ONE_FAMILY, networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.execution.streams import HostStream
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
@@ -56,7 +56,7 @@ def draw(
 lengths = st.tuples(st.integers(1, 60), st.sampled_from([0, 3, 70, 180, 330, 390, 900]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 @settings(deadline=None, max_examples=8)
 @given(runs=st.lists(lengths, min_size=1, max_size=3))
 def test_a_crowd_of_starts_equals_each_alone(family: str, runs: list[tuple[int, int]]) -> None:
@@ -67,7 +67,7 @@ def test_a_crowd_of_starts_equals_each_alone(family: str, runs: list[tuple[int, 
     assert draw(decoder(family, FakeGraphRunner()), items) == exact
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_padded_prefix_gives_the_same_ids(family: str) -> None:
     items = [inputs(430, 20), inputs(430, 21)]
     exact = draw(decoder(family, EagerRunner()), items, prefix=420)

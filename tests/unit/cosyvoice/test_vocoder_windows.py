@@ -12,7 +12,7 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.features.acceleration.graph_files import (
     networks,  # of few layers, as time is proportional to their number
 )
-from tests.unit.cosyvoice.networks import FAMILIES
+from tests.unit.cosyvoice.networks import ONE_FAMILY
 from tests.unit.cosyvoice.test_hift import a_mel, hashed, streamed
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import (
     VocoderWindows,
@@ -49,7 +49,7 @@ def render(subject: VocoderWindows, streams: list[list[Tensor]]) -> list[Tensor]
 chunks = st.lists(st.integers(1, MAX_CHUNK_FRAMES), min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 @settings(deadline=None, max_examples=5)
 @given(cuts=st.lists(chunks, min_size=1, max_size=3))
 def test_windows_give_the_audio_of_exact_lengths(family: str, cuts: list[list[int]]) -> None:
@@ -65,7 +65,7 @@ def test_windows_give_the_audio_of_exact_lengths(family: str, cuts: list[list[in
         assert int((audio.int() - expected.int()).abs().max()) <= 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_captured_windows_cover_every_chunk_length(family: str) -> None:
     runner = FakeGraphRunner()
     subject = windows(family, runner)
@@ -76,7 +76,7 @@ def test_captured_windows_cover_every_chunk_length(family: str) -> None:
     assert runner.eager_calls == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_regular_chunks_have_no_padding(family: str) -> None:
     """A first chunk of 8 tokens and the chunks in the middle, which are nearly all, fit their windows exactly."""
     subject = windows(family, FakeGraphRunner())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
-from tests.unit.cosyvoice.bundles import FAMILIES
+from tests.unit.cosyvoice.bundles import FAMILIES, ONE_FAMILY
 from tests.unit.cosyvoice.networks import shallow, tiny_bundle
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
@@ -42,6 +42,7 @@ from tts_worker.voices.files import Voice
 __all__ = [
     "FAMILIES",
     "KEY",
+    "ONE_FAMILY",
     "PROMPTED",
     "cancel_two",
     "engine",

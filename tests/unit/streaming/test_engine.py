@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import (
-    FAMILIES,
     KEY,
+    ONE_FAMILY,
     PROMPTED,
     bundle,
     engine,
@@ -51,7 +51,7 @@ from tts_worker.types import (
     UtteranceKey,
 )
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ONE_FAMILY)
 
 
 def samples(pcm: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

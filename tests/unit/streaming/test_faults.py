@@ -18,8 +18,8 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segment
 from tests.fakes.assigned_booleans import assigned_booleans
 from tests.fakes.opened_files import opened_files
 from tests.unit.streaming.engines import (
-    FAMILIES,
     KEY,
+    ONE_FAMILY,
     PROMPTED,
     bundle,
     engine,
@@ -244,7 +244,7 @@ def test_audio_lost_in_copy_is_rendered_again(expected_crowd: dict[UtteranceKey,
         assert_outputs_close(outputs[key], expected_crowd[key])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_failed_prompt_is_computed_again(family: str) -> None:
     expected = synthesize(engine(family), TEXT)
     subject = engine(family, graph_runners=(EagerRunner(), FailingRunner(torch.OutOfMemoryError("out of memory"), 1)))

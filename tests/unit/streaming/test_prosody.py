@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.contract.engine_contract import EngineOutput
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.fakes.reading import read
-from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networks, run_until_idle, settings
+from tests.unit.streaming.engines import KEY, ONE_FAMILY, PROMPTED, engine, networks, run_until_idle, settings
 from tests.unit.streaming.test_faults import assert_outputs_close
 from tests.unit.streaming.test_first_chunk import late, record_batches
 from tts_worker.audio.pcm import Floats, to_float
@@ -130,7 +130,7 @@ def level_db(samples: Floats) -> float:
     return float(10 * np.log10(np.mean(samples**2)))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "cosyvoice1"])
+@pytest.mark.parametrize("family", [*ONE_FAMILY, "cosyvoice1"])
 def test_span_has_its_rate_level_and_pitch(family: str) -> None:
     plain = speak(family, SENTENCE)
     start, end = plain.span
@@ -164,13 +164,13 @@ def test_span_has_its_rate_level_and_pitch(family: str) -> None:
     assert np.array_equal(high.samples[: start - ramp // 2], plain.samples[: start - ramp // 2])
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "cosyvoice1"])
+@pytest.mark.parametrize("family", [*ONE_FAMILY, "cosyvoice1"])
 def test_neutral_element_changes_no_sample(family: str) -> None:
     plain = speak(family, SENTENCE)
     assert speak(family, marked("rate='medium'")).output.content[0] == plain.output.pcm
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "cosyvoice1"])
+@pytest.mark.parametrize("family", [*ONE_FAMILY, "cosyvoice1"])
 def test_expressive_speech_does_not_depend_on_credit_pauses_or_graphs(family: str) -> None:
     text = marked("rate='80%' volume='-6dB' pitch='+2st'")
     expected = speak(family, text).output
@@ -197,7 +197,7 @@ def test_expressive_speech_does_not_depend_on_credit_pauses_or_graphs(family: st
     assert_outputs_close(graphs.output, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_interleaved_text_has_the_pitch_of_its_words(family: str) -> None:
     subject = engine(family, settings(text_mode=TextMode.INTERLEAVED))
     assert subject.info.unsupported_expressions(follows_instructions=True) == ("style",)
@@ -207,7 +207,7 @@ def test_interleaved_text_has_the_pitch_of_its_words(family: str) -> None:
     assert intervals.min() == pytest.approx(-3, abs=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_failed_flow_leaves_expression_as_it_was(family: str) -> None:
     """The chunk is rendered again, its words are found once. A sequence alone fails, so there are two."""
     text = marked("rate='80%' volume='-6dB' pitch='+2st'")
@@ -255,7 +255,7 @@ def change_while_it_speaks(family: str, commands: Sequence[Command]) -> tuple[En
     return output, rendered
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_session_changes_from_the_next_word(family: str) -> None:
     """Also if it pauses before or after the message: the same samples."""
     plain = speak(family, SENTENCE)

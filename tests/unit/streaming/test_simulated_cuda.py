@@ -12,7 +12,7 @@ import torch
 
 from tests.fakes.cuda.device import SimulatedDevice, SimulatedStream, simulated_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.streaming.engines import FAMILIES, bundle, cancel_two, engine, settings, voice
+from tests.unit.streaming.engines import ONE_FAMILY, bundle, cancel_two, engine, settings, voice
 from tests.unit.streaming.test_device import TEXT, speak_together
 from tests.unit.streaming.test_engine import assert_pcm_close
 from tests.unit.streaming.test_first_chunk import record_batches
@@ -126,7 +126,7 @@ def record_kernels_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> set[str
     return outside
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_FAMILY)
 def test_code_for_cuda_speaks_like_the_cpu(
     family: str, warm_engine: Callable[[str], WarmEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

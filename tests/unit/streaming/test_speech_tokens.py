@@ -11,7 +11,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
-from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networks, run_until_idle, settings
+from tests.unit.streaming.engines import KEY, ONE_FAMILY, PROMPTED, engine, networks, run_until_idle, settings
 from tests.unit.streaming.test_engine import assert_pcm_close, build_request
 from tests.unit.streaming.test_faults import FailingRunner
 from tools.reference.pipeline import OfflinePipeline
@@ -25,7 +25,7 @@ TOKENS = tuple(i * 97 % 6561 for i in range(70))
 
 OTHER = UtteranceKey("other", 1)
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ONE_FAMILY)
 
 
 def convert(subject: CosyVoiceEngine, *portions: tuple[int, ...]) -> EngineOutput:
