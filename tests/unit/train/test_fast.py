@@ -51,6 +51,7 @@ from tts_worker.engine.cpu.hibari.model import (
     default_model_path,
 )
 from tts_worker.engine.cpu.hibari.vocoder import BINS, Vocoder, noise_windows, pulse_train
+from tts_worker.engine.cpu.phrases.network import FADE_SAMPLES, POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import ConfigError
@@ -537,7 +538,20 @@ def test_teacher_phrases_are_joined_by_sentence(model: HibariModel) -> None:
     utterances = teacher_utterances(model.phonemizer, [teacher.say(each) for each in ids], sentences)
     assert [utterance.text for utterance in utterances] == sentences
     assert sum(len(utterance.f0_hz) for utterance in utterances) == 2 * sum(map(len, ids))
-    assert all(utterance.duration_s == pytest.approx(len(utterance.f0_hz) / 80) for utterance in utterances)
+    assert not any(utterance.pcm for utterance in utterances), "all is silence"
+
+
+@given(before=st.integers(0, 9), after=st.integers(0, 9))
+def test_teacher_is_cut_like_the_engine(model: HibariModel, before: int, after: int) -> None:
+    """So that its score is that of the same part of a recording."""
+    phrase = spoken(1)
+    silence = np.zeros(10 * FRAME_SAMPLES, np.int16)
+    audio = [silence[: before * FRAME_SAMPLES], phrase.samples, silence[: after * FRAME_SAMPLES]]
+    (said,) = teacher_utterances(model.phonemizer, [replace(phrase, samples=np.concatenate(audio))], ["Yes."])
+    around = min(before * FRAME_SAMPLES, PRE_ROLL_SAMPLES) + min(after * FRAME_SAMPLES, POST_ROLL_SAMPLES)
+    assert len(said.pcm) // 2 == len(phrase.samples) + around
+    heard = np.frombuffer(said.pcm, "<i2")[FADE_SAMPLES + PRE_ROLL_SAMPLES : -POST_ROLL_SAMPLES - FADE_SAMPLES]
+    assert heard.tobytes() in phrase.samples.tobytes()
 
 
 def test_similarity_leaves_out_equal_sentences() -> None:

@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from tools.train.fast.network import FastNetwork
 from tools.train.fast.speaker_vectors import SpeakerVectors
 from tools.train.fast.teacher import SpokenPhrase
-from tts_worker.audio.pcm import Floats, to_pcm
+from tts_worker.audio.pcm import Floats, fade_in, fade_out, to_pcm
 from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
+from tts_worker.engine.cpu.phrases.network import FADE_SAMPLES, POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
 from tts_worker.engine.cpu.phrases.text import Phonemizer, Phrase
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
 TEACHER = "teacher"
 _MIN_PITCH_HZ = 50.0
 _PITCH_RANGE = (5, 95)  # percentiles
 _WORD_SENTENCES = 12
+_QUIET_DBFS = -50.0  # as of the engine
 
 Predict = Callable[[Phrase], Spectra]
 
@@ -132,15 +135,30 @@ def _say(phonemizer: Phonemizer, predict: Predict, text: str, seed: int) -> Utte
 def teacher_utterances(
     phonemizer: Phonemizer, phrases: Sequence[SpokenPhrase], sentences: Sequence[str]
 ) -> list[Utterance]:
-    """Join the teacher's phrases, which are those of ``sentences`` in order."""
+    """Join the teacher's phrases, which are those of ``sentences`` in order, cut as the engine cuts its own.
+
+    Silence at both ends would raise its score: by 0.14 on average.
+    """
     rest = iter(phrases)
     utterances = []
     for text in sentences:
         count = sum(phrase is not None for phrase in phonemizer.phonemize(Segment.whole(text)))
         spoken = [next(rest) for _ in range(count)]
-        pcm = b"".join(phrase.samples.astype("<i2").tobytes() for phrase in spoken)
+        pcm = to_pcm(np.concatenate([_without_silence(phrase.samples) for phrase in spoken]))
         utterances.append(Utterance(text, pcm, np.concatenate([phrase.f0_hz for phrase in spoken])))
     return utterances
+
+
+def _without_silence(samples: NDArray[np.int16]) -> Floats:
+    """Return audio from shortly before its first audible frame to shortly after its last; nothing if there is none."""
+    audio = samples.astype(np.float32) / 32768
+    frames = audio[: len(audio) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
+    audible = np.flatnonzero(np.mean(frames**2, axis=1) > 10 ** (_QUIET_DBFS / 10))
+    if not len(audible):
+        return audio[:0]
+    start = max(0, int(audible[0]) * FRAME_SAMPLES - PRE_ROLL_SAMPLES)
+    end = (int(audible[-1]) + 1) * FRAME_SAMPLES + POST_ROLL_SAMPLES
+    return fade_out(fade_in(audio[start:end], FADE_SAMPLES), FADE_SAMPLES)
 
 
 def predict_with(model: HibariModel | FastNetwork, voice: str) -> Predict:
