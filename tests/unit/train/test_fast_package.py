@@ -64,8 +64,7 @@ def test_voice_that_falls_short_is_told_why(change: dict[str, object], problems:
 def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
     for name, figures in (("bf_anna", GOOD), ("am_bert", GOOD), ("am_anton", replace(GOOD, mos=3.3))):
         scored(tmp_path / "run", name, figures)
-    for _ in range(2):
-        refused = add_voices(tmp_path / "run", package)
+    refused = add_voices(tmp_path / "run", package)
     assert refused == ["am_anton is not good enough: DistillMOS 3.30 < 3.7; DistillMOS 1.05 below its teacher"]
     family = package / "some_voices" / "voicepacks" / "hibari"
     assert sorted(path.name for path in family.iterdir()) == ["am_bert", "bf_anna", "network.onnx"]
@@ -85,6 +84,27 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
     assert readme.startswith("Before.\n\n<!-- voices -->\n| voice |")
     assert "| `bf_anna`, `anna` | British English, female | 0.2 % | 4.25 ± 0.04 (4.35) | 0.88 (0.90) |" in readme
     assert readme.endswith("<!-- end of voices -->\n\nAfter.\n")
+
+
+def test_voices_join_those_with_the_same_network(tmp_path: Path, package: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="writes another network")
+    scored(tmp_path / "first", "bf_anna")
+    scored(tmp_path / "second", "am_bert")
+    scored(tmp_path / "third", "af_cora")
+    for run in ("first", "second"):
+        assert add_voices(tmp_path / run, package) == []
+    family = package / "some_voices" / "voicepacks" / "hibari"
+    assert sorted(path.name for path in family.iterdir()) == ["am_bert", "bf_anna", "network.onnx"]
+    assert 'am_bert = "some_voices"\nbf_anna = "some_voices"\n' in (package / "pyproject.toml").read_text()
+    curves = {path.name for path in (package / "scores").glob("*.jsonl")}
+    assert curves == {"prosody.jsonl", "am_bert.prosody.jsonl"}
+    network = onnx.load(str(tmp_path / "third" / "network.onnx"))
+    network.producer_name = "another"
+    onnx.save(network, str(tmp_path / "third" / "network.onnx"))
+    scored(tmp_path / "third", "af_cora")
+    add_voices(tmp_path / "third", package)
+    assert sorted(path.name for path in family.iterdir()) == ["af_cora", "network.onnx"]
+    assert {path.name for path in (package / "scores").iterdir()} == {"af_cora.json", "prosody.jsonl"}
 
 
 def test_package_without_a_good_voice_stays(tmp_path: Path, package: Path) -> None:

@@ -114,7 +114,7 @@ def write_table(package: Path) -> None:
 
 
 def add_voices(run: Path, package: Path) -> list[str]:
-    """Put the scored voices of a run into a package, in place of those that it has.
+    """Put the scored voices of a run into a package, beside those that have the same network, in place of others.
 
     The network, and for each voice its vector, metadata, scores, entry point and row in the table.
 
@@ -140,17 +140,24 @@ def add_voices(run: Path, package: Path) -> list[str]:
         raise ConfigError("; ".join(refused) or f"{run} has no scored voices")
     (module,) = (path.parent for path in package.glob(f"*/{FOLDER}"))
     family = module / FOLDER / CPU_FAMILY
-    shutil.rmtree(family, ignore_errors=True)
-    shutil.rmtree(package / SCORES)
-    (package / SCORES).mkdir()
-    family.mkdir()
-    shutil.copyfile(run / CPU_NETWORK, family / CPU_NETWORK)
+    network = family / CPU_NETWORK
+    curves_of = ""
+    if network.is_file() and file_hash(network) == file_hash(run / CPU_NETWORK):
+        curves_of = "+".join(chosen) + "."
+    else:
+        shutil.rmtree(family, ignore_errors=True)
+        shutil.rmtree(package / SCORES)
+        (package / SCORES).mkdir()
+        family.mkdir()
+        shutil.copyfile(run / CPU_NETWORK, network)
     for curve in sorted(run.glob("*.jsonl")):
-        shutil.copyfile(curve, package / SCORES / curve.name)
+        shutil.copyfile(curve, package / SCORES / (curves_of + curve.name))
     for name, scores in chosen.items():
+        shutil.rmtree(family / name, ignore_errors=True)
         _add_voice(run / name, family / name, scores)
         shutil.copyfile(run / name / SCORES_FILE, package / SCORES / f"{name}.json")
-    _announce(package / "pyproject.toml", sorted(chosen), module.name)
+    names = sorted(vector.parent.name for vector in family.glob(f"*/{CPU_VECTOR}"))
+    _announce(package / "pyproject.toml", names, module.name)
     write_table(package)
     return refused
 

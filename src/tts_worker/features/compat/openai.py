@@ -49,19 +49,19 @@ _SPEEDS = (0.25, 4.0)
 
 OPENAI_VOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "alloy": ("af_sarah",),
+        "alloy": ("af_alloy", "af_sarah"),
         "ash": ("am_fenrir", "am_michael"),
         "ballad": ("bm_fable", "bm_george", "am_michael"),
-        "cedar": ("am_michael",),
-        "coral": ("heart",),
-        "echo": ("am_michael",),
+        "cedar": ("am_liam", "am_michael"),
+        "coral": ("af_river", "heart"),
+        "echo": ("am_echo", "am_michael"),
         "fable": ("bm_fable", "bm_george", "am_michael"),
         "marin": ("heart",),
-        "nova": ("heart",),
-        "onyx": ("bm_george", "am_michael"),
+        "nova": ("af_nova", "heart"),
+        "onyx": ("am_onyx", "am_michael"),
         "sage": ("bf_isabella", "bf_emma"),
         "shimmer": ("bf_emma",),
-        "verse": ("am_fenrir", "am_michael"),
+        "verse": ("bm_daniel", "am_michael"),
     }
 )
 """Voice names that OpenAI's clients send, some of them no others: voices of the CPU engine that stand in for them.
