@@ -148,6 +148,21 @@ SLOW = (
 )
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 
+WEEKLY = (
+    "features/acceleration/test_compile.py",
+    "features/acceleration/test_onnx_graphs.py",
+    "features/fleet/test_ray.py",
+    "unit/tools/bench/test_fairness.py",
+    "unit/tools/bench/test_frames.py",
+    "unit/train/test_filters.py",
+    "unit/train/test_finetune.py",
+    "unit/train/test_recordings.py",
+    "unit/train/test_stages.py",
+    "unit/train/test_teacher.py",
+)
+"""Modules that are marked ``long``: a Ray cluster, the makers' training and measuring, graphs and programs that nothing
+uses by default. No other area needs them, and they cost as much as the browser. Named on the command line, they run."""
+
 SAMPLES = (
     "behavior/test_behavior.py::test_behavior_in_virtual_time",
     "behavior/test_behavior.py::test_behavior[grpc-stop_ends_speech_within_50_ms]",
@@ -301,9 +316,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(WEEKLY):
+            item.add_marker(pytest.mark.long)
     if not config.option.long:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+        left_out = [item for item in items if item.get_closest_marker("long") and item.path not in named]
+        config.hook.pytest_deselected(items=left_out)
+        kept = set(items) - set(left_out)
+        items[:] = [item for item in items if item in kept]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if name.startswith(SLOW) and not name.startswith(SAMPLES):

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.cases import each_case
-from tests.conftest import LONG, SAMPLES, SLOW, TESTS, TOGETHER, load_above_cores
+from tests.conftest import LONG, SAMPLES, SLOW, TESTS, TOGETHER, WEEKLY, load_above_cores
 
 ROOT = TESTS.parent
 
@@ -55,7 +55,7 @@ def test_every_area_has_a_fast_test() -> None:
     assert not [sample for sample in SAMPLES if not any(name.startswith(sample) for name in fast_tests())]
 
 
-@each_case("name", [*SLOW, *(name.removeprefix("tests/") for name in (*TOGETHER, *LONG))])
+@each_case("name", [*SLOW, *WEEKLY, *(name.removeprefix("tests/") for name in (*TOGETHER, *LONG))])
 def test_listed_tests_exist(name: str) -> None:
     path = TESTS / name.partition("::")[0]
     assert path.exists()

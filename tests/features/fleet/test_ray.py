@@ -335,7 +335,6 @@ async def test_a_killed_replica_loses_its_own_sessions_only(cluster: Cluster) ->
         await calls_per_replica(stack, cluster, 2, 1)
 
 
-@pytest.mark.long
 async def test_an_update_finishes_running_utterances(cluster: Cluster) -> None:
     expected_pcm = await local_pcm(LONG_TEXT)
     async with AsyncExitStack() as stack:
@@ -357,7 +356,6 @@ async def test_an_update_finishes_running_utterances(cluster: Cluster) -> None:
             assert len(fresh.pcm) == 1_920  # 40 ms, by the new settings
 
 
-@pytest.mark.long
 async def test_more_sessions_add_replicas(cluster: Cluster) -> None:
     await cluster.deploy(**SCALED)
     await until_running(1)
@@ -369,7 +367,6 @@ async def test_more_sessions_add_replicas(cluster: Cluster) -> None:
         await until_running(2)
 
 
-@pytest.mark.long
 async def test_behavior_with_other_settings(cluster: Cluster) -> None:
     """A deployment takes seconds. Every setting reaches a replica in the same way, so one stands for all."""
     behavior = BEHAVIORS["full_worker_refuses_until_a_slot_is_free"]
@@ -393,7 +390,6 @@ def replica_with(name: str) -> Any:
     return FaultyReplica
 
 
-@pytest.mark.long
 async def test_behavior_with_a_failing_worker(cluster: Cluster) -> None:
     from tts_worker.features.fleet import ray as ray_transport
 

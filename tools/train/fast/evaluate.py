@@ -148,7 +148,7 @@ def teacher_utterances(
 
 def _without_silence(samples: NDArray[np.int16]) -> Floats:
     """Return audio from shortly before its first audible frame to shortly after its last; nothing if there is none."""
-    audio = samples.astype(np.float32) / 32768
+    audio: Floats = samples.astype(np.float32) / np.float32(32768)
     frames = audio[: len(audio) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     audible = np.flatnonzero(np.mean(frames**2, axis=1) > 10 ** (_QUIET_DBFS / 10))
     if not len(audible):
