@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -243,7 +244,8 @@ def test_bad_value_is_refused_at_once(words: list[str], message: str, capsys: py
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_the_processes_of_the_measurement(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tts_worker", "bench", "capacity", "--engine", "tone"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    signals = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores SIGINT
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=signals) as process:
         assert process.stderr is not None
         assert "HTTP requests" in process.stderr.readline()
         started = psutil.Process(process.pid).children()
