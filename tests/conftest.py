@@ -315,16 +315,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run also what the suite has others of its kind for")
 
 
+def is_named(module: Path, arguments: Iterable[str]) -> bool:
+    """Whether the command line names a module, with or without tests of it."""
+    return module in {Path(argument.partition("::")[0]).resolve() for argument in arguments}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(WEEKLY):
             item.add_marker(pytest.mark.long)
     if not config.option.long:
-        named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
-        left_out = [item for item in items if item.get_closest_marker("long") and item.path not in named]
+        left_out = {item for item in items if item.get_closest_marker("long") and not is_named(item.path, config.args)}
         config.hook.pytest_deselected(items=left_out)
-        kept = set(items) - set(left_out)
-        items[:] = [item for item in items if item in kept]
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if name.startswith(SLOW) and not name.startswith(SAMPLES):

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.cases import each_case
-from tests.conftest import LONG, SAMPLES, SLOW, TESTS, TOGETHER, WEEKLY, load_above_cores
+from tests.conftest import LONG, SAMPLES, SLOW, TESTS, TOGETHER, WEEKLY, is_named, load_above_cores
 
 ROOT = TESTS.parent
 
@@ -53,6 +53,14 @@ def test_every_area_has_a_fast_test() -> None:
     fast = {area_of(name.partition("::")[0]) for name in fast_tests()}
     assert areas - fast == {*ELSEWHERE}
     assert not [sample for sample in SAMPLES if not any(name.startswith(sample) for name in fast_tests())]
+
+
+def test_module_of_the_command_line_is_named_and_one_of_its_folder_is_not() -> None:
+    module = TESTS / "unit" / "train" / "test_filters.py"
+    assert is_named(module, [f"{module}"])
+    assert is_named(module, [f"{module}::test_filter_stage_learns"])
+    assert not is_named(module, [f"{module.parent}"])
+    assert not is_named(module, [])
 
 
 @each_case("name", [*SLOW, *WEEKLY, *(name.removeprefix("tests/") for name in (*TOGETHER, *LONG))])

@@ -33,6 +33,7 @@ from tools.train.fast.network import (
     vector_of,
 )
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
+from tools.train.fast.speakers import Speaker
 from tools.train.fast.stages import PhraseBatch, PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import STYLE_WIDTH, read_style
 from tools.train.fast.syllables import TONES, error_rate, syllables
@@ -42,6 +43,7 @@ from tools.train.text import held_out
 from tools.train.trainer import checkpoint_path, train
 from tts_worker.engine.cpu.hibari.model import (
     AMERICAN,
+    BRITISH,
     MANDARIN,
     OUTPUTS,
     HibariModel,
@@ -78,7 +80,7 @@ def ids_of(model: HibariModel, text: str) -> tuple[int, ...]:
 
 
 def spoken(seed: int, ids: int = 6) -> SpokenPhrase:
-    """A phrase of invented sounds."""
+    """A phrase of noise."""
     rng = np.random.default_rng(seed)
     durations = rng.integers(1, 5, ids).astype(np.int16)
     frames = 2 * int(durations.sum())
@@ -429,6 +431,12 @@ def test_voices_of_the_repository_are_valid(tmp_path: Path) -> None:
     assert all(set(config.stages) == set(STAGES) for config in configs.values())
     assert configs["family"].voices == configs["sharper"].voices == configs["natural"].voices
     assert all(stage.option("matrices", 1) == 0 for stage in configs["more"].stages.values())
+    family = [Speaker.of(name) for name in configs["family"].voices]
+    english = [speaker for speaker in family if speaker.language != MANDARIN]
+    assert sum(speaker.gender == "male" for speaker in english) == 6
+    assert sum(speaker.gender == "female" for speaker in english) == 5, "heart is the sixth"
+    assert sum(speaker.language == BRITISH for speaker in english) >= 4
+    assert len(family) - len(english) >= 2
     trained = {*configs["family"].voices, *configs["more"].voices}
     assert {path.parent.name for path in SHIPPED.glob(f"*/{CPU_VECTOR}")} <= trained
     (tmp_path / "c.yaml").write_text("voices: [anna]")
@@ -537,6 +545,7 @@ def test_teacher_phrases_are_joined_by_sentence(model: HibariModel) -> None:
     assert [utterance.text for utterance in utterances] == sentences
     assert sum(len(utterance.f0_hz) for utterance in utterances) == 2 * sum(map(len, ids))
     assert not any(utterance.pcm for utterance in utterances), "all is silence"
+    assert all(len(utterance.uncut) / 48_000 == pytest.approx(len(utterance.f0_hz) / 80) for utterance in utterances)
 
 
 @given(before=st.integers(0, 9), after=st.integers(0, 9))

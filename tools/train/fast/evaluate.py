@@ -63,6 +63,7 @@ class Utterance:
         f0_hz: Predicted pitch of all frames.
         words: Word timestamps; none of the teacher.
         work_s: Processor time of one thread; 0 if not measured.
+        uncut: Of the teacher, the same with its silence, of which speaker vectors are made.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Utterance:
     f0_hz: Floats
     words: tuple[WordTiming, ...] = ()
     work_s: float = 0.0
+    uncut: bytes = b""
 
     @property
     def duration_s(self) -> float:
@@ -142,7 +144,8 @@ def teacher_utterances(
         count = sum(phrase is not None for phrase in phonemizer.phonemize(Segment.whole(text)))
         spoken = [next(rest) for _ in range(count)]
         pcm = to_pcm(np.concatenate([_without_silence(phrase.samples) for phrase in spoken]))
-        utterances.append(Utterance(text, pcm, np.concatenate([phrase.f0_hz for phrase in spoken])))
+        uncut = b"".join(phrase.samples.astype("<i2").tobytes() for phrase in spoken)
+        utterances.append(Utterance(text, pcm, np.concatenate([phrase.f0_hz for phrase in spoken]), uncut=uncut))
     return utterances
 
 
@@ -170,10 +173,11 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
     judge: Judge = importlib.import_module("tests.quality.judge").Judge()
     is_english = language != MANDARIN
     speakers = SpeakerVectors.load()
-    reference = None if speakers is None else speakers.of(each.pcm for each in spoken[TEACHER])
+    reference = None if speakers is None else speakers.of(each.uncut for each in spoken[TEACHER])
     figures = {}
     for name, utterances in spoken.items():
         texts, clips = [" ".join(each.text for each in utterances)], [each.pcm for each in utterances]
+        voices = None if speakers is None else speakers.of(each.uncut or each.pcm for each in utterances)
         scores = np.array([judge.mos(utterance.pcm) for utterance in utterances])
         pitch = np.concatenate([utterance.f0_hz for utterance in utterances])
         speech_s = sum(utterance.duration_s for utterance in utterances)
@@ -183,7 +187,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
             wer=round(judge.wer(texts, [judge.transcribe_all(clips)]), 4) if is_english else None,
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
-            similarity=None if speakers is None or reference is None else similarity(speakers.of(clips), reference),
+            similarity=None if voices is None or reference is None else similarity(voices, reference),
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,

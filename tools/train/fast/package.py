@@ -27,7 +27,7 @@ MAX_WER = 0.015
 MAX_SYLLABLE_ERROR = 0.12
 MIN_MOS = 3.7
 MAX_MOS_LOSS = 0.65  # against the teacher
-MAX_SIMILARITY_LOSS = 0.04  # against what the teacher has between its own sentences
+MIN_SIMILARITY = 0.83
 MAX_PITCH_ERROR = 0.05  # of the median
 MIN_PITCH_RANGE = 0.85  # of the teacher's
 MAX_WORD_ERROR_MS = 80.0
@@ -53,14 +53,13 @@ def shortcomings(voice: Figures, teacher: Figures) -> list[str]:
         (voice.wer is None or voice.wer <= MAX_WER, f"WER {voice.wer or 0:.1%} > {MAX_WER:.1%}"),
         (
             voice.syllable_error is None or voice.syllable_error <= MAX_SYLLABLE_ERROR,
-            f"{voice.syllable_error or 0:.1%} of syllables sound like others",
+            f"{voice.syllable_error or 0:.1%} of syllables are like others",
         ),
         (voice.mos >= MIN_MOS, f"DistillMOS {voice.mos:.2f} < {MIN_MOS}"),
         (voice.mos >= teacher.mos - MAX_MOS_LOSS, f"DistillMOS {teacher.mos - voice.mos:.2f} below its teacher"),
         (
-            not (voice.similarity and teacher.similarity)
-            or voice.similarity >= round(teacher.similarity - MAX_SIMILARITY_LOSS, 3),
-            f"similarity {voice.similarity}, its teacher's {teacher.similarity}",
+            voice.similarity is None or voice.similarity >= MIN_SIMILARITY,
+            f"similarity {voice.similarity} < {MIN_SIMILARITY}",
         ),
         (abs(middle / their_middle - 1) <= MAX_PITCH_ERROR, f"pitch {middle} Hz, its teacher's {their_middle} Hz"),
         (pitch_range >= MIN_PITCH_RANGE, f"{pitch_range:.0%} of its teacher's range of pitch"),
