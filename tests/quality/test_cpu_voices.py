@@ -143,7 +143,7 @@ def test_speaker_stays_between_sentences_and_after_resume(folders: list[Path], m
 
 
 @pytest.mark.parametrize("voice", SAMPLES, indirect=True, ids=lambda folder: folder.name)
-def test_sentences_join_as_well_as_they_sound_alone(
+def test_joined_sentences_score_like_single_ones(
     voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ((together,),) = asyncio.run(said({voice.name: voice.sentences}, monkeypatch)).values()

@@ -34,7 +34,7 @@ def endings() -> dict[str, str]:
     result |= {"ed=e": _ED, "ied=y": "d", "ed": _ED, "ing=e": _ING, "ing": _ING}
     for letter in _DOUBLED:  # planned, planning
         result |= {f"{letter * 2}ed={letter}": _ED, f"{letter * 2}ing={letter}": _ING}
-    return {f"{ENDING}{written}": sounds for written, sounds in result.items()}
+    return {f"{ENDING}{written}": spoken for written, spoken in result.items()}
 
 
 def fragments() -> dict[str, str]:

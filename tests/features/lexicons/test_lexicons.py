@@ -151,7 +151,7 @@ async def test_directory_that_is_a_file_is_refused(tmp_path: Path, capsys: pytes
     assert f"worker.yaml:2: lexicons.directory: {tmp_path}/file is not a directory" in capsys.readouterr().out
 
 
-async def test_named_lexicon_sounds_like_its_entries(tmp_path: Path) -> None:
+async def test_named_lexicon_reads_like_its_entries(tmp_path: Path) -> None:
     async with (
         serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,

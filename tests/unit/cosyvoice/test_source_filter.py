@@ -95,7 +95,7 @@ def test_filtering_from_a_frame_is_the_end_of_all(first: int) -> None:
     assert apart(hift.decode(mel, source, first=first), whole[:, first * FRAME :]) < 1e-5
 
 
-def test_shorter_stream_in_a_window_sounds_as_alone() -> None:
+def test_shorter_stream_in_a_window_equals_itself_alone() -> None:
     hift = vocoder()
     mel, source = a_mel(40), 0.1 * noise(1, 2, 40 * FRAME, seed=1)
     alone = hift.decode(mel[:, :, :30], source[:, :, : 30 * FRAME])

@@ -494,7 +494,7 @@ def test_level_of_a_mix_is_that_of_its_parts(higher_voice: VoiceModel) -> None:
     assert model.level_change_db("anna", like="bella+carla") == 0.0, "its level is not known"
 
 
-def test_utterances_of_two_voices_sound_as_alone(two_voices: HibariModel, hibari_model: HibariModel) -> None:
+def test_utterances_of_two_voices_equal_themselves_alone(two_voices: HibariModel, hibari_model: HibariModel) -> None:
     text = ("One engine speaks with both voices. They take turns.", Boundary.SENTENCE)
     driver = make_driver(two_voices)
     outputs = {name: driver.outputs.setdefault(UtteranceKey(name, 1), EngineOutput()) for name in two_voices.voices}

@@ -238,7 +238,7 @@ def test_voice_of_another_gender_is_better_than_none(speakers: list[VoiceModel],
     assert HibariModel(voices=speakers[2:]).mandarin_voice(VOICE) is None
 
 
-def test_mandarin_sounds_as_in_an_utterance_of_its_voice(model: HibariModel) -> None:
+def test_mandarin_equals_that_of_an_utterance_of_its_voice(model: HibariModel) -> None:
     alone = spoken(model, "你好。", "xiaobei").pcm
     assert spoken(model, "你好。").pcm == alone != spoken(model, "你好。", "yunjian").pcm
 

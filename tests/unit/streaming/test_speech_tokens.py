@@ -70,7 +70,7 @@ def test_speech_tokens_do_not_depend_on_credit() -> None:
 
 @settings_of_hypothesis(max_examples=6, deadline=None)
 @given(cuts=st.sets(st.integers(1, len(TOKENS) - 1), max_size=5))
-def test_portions_of_speech_sound_like_one(cuts: set[int]) -> None:
+def test_portions_of_speech_equal_one(cuts: set[int]) -> None:
     bounds = [0, *sorted(cuts), len(TOKENS)]
     portions = [TOKENS[start:end] for start, end in pairwise(bounds)]
     assert convert(engine("cosyvoice3"), *portions).pcm == convert(engine("cosyvoice3")).pcm

@@ -121,7 +121,7 @@ def test_stored_voices_open_no_file_on_the_engine_thread(folder: Path) -> None:
     subject.close()
 
 
-def test_stored_voice_sounds_like_the_same_voice_in_memory(folder: Path) -> None:
+def test_stored_voice_speaks_like_the_same_voice_in_memory(folder: Path) -> None:
     subject = engine_with_stored_voices(folder)
     assert synthesize(subject, TEXT, STORED).pcm == synthesize(subject, TEXT).pcm
     subject.close()

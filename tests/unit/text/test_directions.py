@@ -63,13 +63,13 @@ def test_ordinary_bracketed_words_are_read(words: str) -> None:
         *(("*laughs*", "[laughter]"), ("[laughter]", "[laughter]")),
     ],
 )
-def test_sound_is_performed_by_a_voice_that_can(direction: str, tag: str) -> None:
+def test_direction_is_performed_by_a_voice_that_can(direction: str, tag: str) -> None:
     text = f"Well. {direction} Yes."
     found = [span for segment in read_cut_anywhere(text, ABLE) for span in segment.spans if span.phonemes]
     assert [(span.text, span.phonemes, text[span.start : span.end]) for span in found] == [(tag, tag, direction)]
 
 
-def test_voice_without_the_sound_drops_it() -> None:
+def test_voice_that_cannot_perform_a_direction_drops_it() -> None:
     options = TextOptions(control_tags=ControlTags(("[breath]",)))
     assert spoken("Well [laughs] then", options) == "Well then"
 

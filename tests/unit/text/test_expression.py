@@ -141,7 +141,7 @@ def test_wrapping_marker_changes_its_content(tags: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[laughs] Well.", '<expr type="sound" label="laugh"/> Well.', "[pause] Well."])
-def test_sounds_and_pauses_change_no_expression(text: str) -> None:
+def test_laughter_and_pauses_change_no_expression(text: str) -> None:
     assert expression_of(text, "Well") == NEUTRAL
 
 

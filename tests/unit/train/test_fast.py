@@ -582,7 +582,7 @@ def test_table_has_a_row_for_each_voice() -> None:
 
 
 def mandarin(seed: int, ids: Sequence[int], noise: int = 0) -> SpokenPhrase:
-    """Syllables of a sound of one pitch each, and noise of another seed."""
+    """Syllables of one pitch each, and noise of another seed."""
     durations = np.full(len(ids) + 2, 8, np.int16)
     frames = 2 * int(durations.sum())
     at_s = np.arange(frames * FRAME_SAMPLES) / 24_000
@@ -598,7 +598,7 @@ def mandarin(seed: int, ids: Sequence[int], noise: int = 0) -> SpokenPhrase:
     )
 
 
-def test_syllables_are_told_by_sound_and_tone(model: HibariModel) -> None:
+def test_syllables_are_told_by_spectra_and_tone(model: HibariModel) -> None:
     vocabulary = model.phonemizer.vocabulary
     tones = [vocabulary[tone] for tone in TONES]
     ids = [symbol for vowel in (50, 57, 64, 71) for symbol in (vowel, tones[vowel % 4])]

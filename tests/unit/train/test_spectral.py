@@ -30,7 +30,7 @@ def test_noise_of_the_same_level_is_closest(seed: int, gain: float) -> None:
 
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=4, deadline=None)
-def test_noise_is_closer_than_one_sound_for_all(seed: int) -> None:
+def test_noise_is_closer_than_one_signal_for_all(seed: int) -> None:
     """With the mere distance from the reference a network would say the same at every draw."""
     reference = noise(seed, 8, 0.1)
     first = noise(seed + 10_000, 8, 0.1)
@@ -63,7 +63,7 @@ def test_audible_distance_hardly_counts_what_is_inaudible() -> None:
     assert float(distance(quiet, silence)["mel"]) < 0.1 * float(distance(0.7 * speech, speech)["mel"])
 
 
-def test_power_and_contrast_notice_a_flattened_sound() -> None:
+def test_power_and_contrast_notice_a_flattened_spectrum() -> None:
     distance = AudibleDistance(RATE_HZ)
     level = 0.01 + 0.3 * torch.sin(torch.arange(SAMPLES) / 300).clamp(min=0)
     reference, another = level * noise(1, 2, 1.0), level * noise(2, 2, 1.0)

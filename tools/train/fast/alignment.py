@@ -222,7 +222,7 @@ class VoiceMap:
         self._change = np.linalg.solve(square, inputs.T @ (ours - theirs))
 
     def __call__(self, reference: Reference) -> Reference:
-        """Return the reference as the new voice would sound."""
+        """Return the reference as the new voice would say it."""
         features = reference.audio.cepstra
         mapped = (features + _with_ones(features) @ self._change).astype(np.float32)
         return replace(reference, audio=replace(reference.audio, cepstra=mapped))

@@ -317,7 +317,7 @@ def mean_harmonics(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> Ten
 def sharpen(network: FastNetwork, mean: Tensor, factor: float) -> None:
     """Move the harmonics that a voice predicts away from their mean by a factor, which its bias takes.
 
-    Learning by distances averages what a phoneme may sound like, so that formants come out flatter than they are. The
+    Learning by distances averages what a phoneme may be, so that formants come out flatter than they are. The
     other half is ``sharpen_matrix``, once for all voices. After the postfilters of statistical synthesis (global
     variance: Toda and Tokuda 2007).
     """

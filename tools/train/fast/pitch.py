@@ -49,7 +49,7 @@ def track_pitch(
         samples: At 24 kHz.
         frames: F.
         range_hz: Lowest and highest pitch.
-        is_expected: Which frames another voice has voiced ``[F]``: sounds are voiced by what they are as much as by
+        is_expected: Which frames another voice has voiced ``[F]``: phonemes are voiced by what they are as much as by
             how periodic they are.
     """
     pitch, strength = _candidates(samples, frames, range_hz)

@@ -74,5 +74,5 @@ def test_log_shows_where_a_test_hangs() -> None:
     assert 2 * COMPILE_S < settings.getint("pytest", "faulthandler_timeout") < QUICK_BENCH_S
 
 
-def test_script_is_sound() -> None:
+def test_script_is_valid() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)

@@ -74,7 +74,7 @@ class PromptFrontend:
         """Resample to ``[1, n]`` at ``rate_hz``.
 
         Raises:
-            InvalidRequest: With ``checked``, the rate is below 16 kHz; the voice would sound like a telephone.
+            InvalidRequest: With ``checked``, the rate is below 16 kHz; the voice would be that of a telephone.
         """
         samples = torch.from_numpy(recording.samples)[None]
         if recording.rate_hz == rate_hz:
@@ -185,7 +185,7 @@ class PromptFrontend:
 
 
 def check_rate(rate_hz: int) -> None:
-    """Raise InvalidRequest for a rate below 16 kHz: the voice would sound like a telephone."""
+    """Raise InvalidRequest for a rate below 16 kHz: the voice would be that of a telephone."""
     if rate_hz < MIN_RATE_HZ:
         raise InvalidRequest(f"the sample rate of the audio is {rate_hz} Hz; a prompt needs at least {MIN_RATE_HZ} Hz")
 

@@ -9,7 +9,7 @@ import { FRAME_S, VoiceActivityDetector } from "./vad.js";
 const FRAME_SAMPLES = Math.round(sampleRate * FRAME_S);
 const LEVEL_FRAMES = 10;
 const MIN_ENERGY = 1e-10; // -100 dB
-/** Audio from before the detection: the first sound of a word is often faint. */
+/** Audio from before the detection: the first phoneme of a word is often faint. */
 const EARLIER_FRAMES = 30;
 
 class MicrophoneProcessor extends AudioWorkletProcessor {

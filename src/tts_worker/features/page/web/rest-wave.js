@@ -1,5 +1,5 @@
 /**
- * The waveform at rest: before anything was heard it shows how the page's own text sounds in the chosen voice.
+ * The waveform at rest: before anything was heard it shows the page's own text in the chosen voice.
  *
  * Only the page's own texts are synthesized unasked, once for each voice, and never while something is spoken.
  */
