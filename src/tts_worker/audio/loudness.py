@@ -18,7 +18,7 @@ _OFFSET_LUFS = -0.691  # makes a full-scale sine of 1 kHz -3.01 LUFS
 _RINGING_S = 0.5  # after which the high-pass filter at 38 Hz is silent
 
 _MAX_LIMITED_DB = 4.0
-"""What the limiter may take from a voice and a higher gain make up for; beyond that its speech would come out pressed."""
+"""What the limiter may take from a voice, made up for by a higher gain; beyond it speech would come out pressed."""
 
 _CORRECTIONS = 5
 
