@@ -713,7 +713,7 @@ class EngineInfo:
         moods: The styles that it performs without instructions; it ignores others.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
-        mixable: Those of ``voices`` of which it speaks mixes by name (``voices.named_mixes``).
+        mixable: Groups of ``voices``, of each of which it speaks mixes by name (``voices.named_mixes``).
         uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
@@ -735,7 +735,7 @@ class EngineInfo:
     expressions: tuple[str, ...] = ()
     moods: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
-    mixable: tuple[str, ...] = ()
+    mixable: tuple[tuple[str, ...], ...] = ()
     uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()

@@ -244,8 +244,8 @@ class VoiceCatalog:
             styles = ", ".join(voice.styles) or NEUTRAL
             raise UnknownVoice(f'voice "{voice.name}" has no style "{style[:32]}"; it has: {styles}')
         if mix_of(requested) is not None:
-            mixable = sorted({name for known in self._engines.values() for name in known.info.mixable})
-            raise UnknownVoice(f'no mix "{requested[:64]}"; voices that can be mixed: {", ".join(mixable) or "none"}')
+            groups = sorted(", ".join(group) for known in self._engines.values() for group in known.info.mixable)
+            raise UnknownVoice(f'no mix "{requested[:64]}"; voices that can be mixed: {"; ".join(groups) or "none"}')
         known = sorted({*self._voices, *self._unloaded})
         similar = difflib.get_close_matches(requested[:64], known, n=1)
         hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
@@ -285,7 +285,7 @@ class VoiceCatalog:
             voices[voice.name] = voice  # which may have two names
             shares[voice.name] = shares.get(voice.name, 0.0) + share
         first = next(iter(voices.values()), None)
-        if first is None or len(voices) == 1 or not voices.keys() <= set(first.info.mixable):
+        if first is None or len(voices) == 1 or not any(voices.keys() <= set(group) for group in first.info.mixable):
             return None
         levels = [shares[name] * each.loudness_lufs for name, each in voices.items() if each.loudness_lufs is not None]
         return replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 MAX_PARTS = 8
 _PART = re.compile(r"([^\W_][\w.-]{0,63})(?:\((\d{1,3}(?:\.\d{1,3})?)\))?")
@@ -31,6 +31,7 @@ def name_of(mix: Mix) -> str:
     return "+".join(f"{voice}({round(100 * share, 2):g})" for voice, share in mix)
 
 
-def is_mix(name: str, mixable: Collection[str]) -> bool:
-    """Whether a name describes a mix of voices among ``mixable``."""
-    return (mix := mix_of(name)) is not None and all(voice in mixable for voice, _ in mix)
+def is_mix(name: str, mixable: Iterable[Collection[str]]) -> bool:
+    """Whether a name describes a mix of voices of one group of ``mixable``."""
+    mix = mix_of(name)
+    return mix is not None and any(all(voice in group for voice, _ in mix) for group in mixable)

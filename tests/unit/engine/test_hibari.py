@@ -552,8 +552,8 @@ def test_further_model_with_another_hash_is_rejected(higher_voice: VoiceModel) -
 def test_mix_lies_between_its_voices(tmp_path: Path) -> None:
     """One of three parts of a voice that is 40 Hz higher."""
     lower, higher = (voice_like_heart(tmp_path / name, higher_hz=hz) for name, hz in (("anna", 0.0), ("bella", 40.0)))
-    model = HibariModel(voices=[lower, higher])
-    assert model.mixable == HibariEngine(model).info.mixable == ("anna", "bella")
+    model = HibariModel(voices=[lower, higher, voice_like_heart(tmp_path / "of another network" / "cleo")])
+    assert model.mixable == HibariEngine(model).info.mixable == (("anna", "bella"),)
     ids = next(phrase for phrase in model.phonemizer.phonemize(Segment.whole("Good morning.")) if phrase).ids
     mixed, plain = model.predict(ids, 1.0, "anna(2)+bella").f0_hz, model.predict(ids, 1.0, "anna").f0_hz
     assert float(np.median((mixed - plain)[plain > 60])) == pytest.approx(40 / 3, abs=1)
@@ -561,8 +561,9 @@ def test_mix_lies_between_its_voices(tmp_path: Path) -> None:
     pcm = [speak(model, text, params=replace(PARAMS, voice=name)).pcm for name in ("anna(2)+bella", "anna", "bella")]
     assert all(pcm)
     assert len(set(pcm)) == 3
-    output = speak(model, text, params=replace(PARAMS, voice="anna+heart"))
-    assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [ErrorCode.UNKNOWN_VOICE]
+    for of_two_networks in ("anna+heart", "anna+cleo"):
+        output = speak(model, text, params=replace(PARAMS, voice=of_two_networks))
+        assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [ErrorCode.UNKNOWN_VOICE]
 
 
 def test_mix_has_its_han_characters_said_by_a_mandarin_voice(tmp_path: Path) -> None:

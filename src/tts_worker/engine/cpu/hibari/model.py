@@ -97,7 +97,7 @@ class VoiceModel:
 class HibariModel:
     """The loaded networks of all voices; one per process. Loading takes a third of a second.
 
-    Further voices share one network: 6 MB of memory, and 0.15 MB for each.
+    Further voices share a network or several: 6 MB of memory, and 0.15 MB for each voice.
 
     Args:
         model_path: The model of the voice ``heart``; None selects the installed one.
@@ -106,7 +106,7 @@ class HibariModel:
 
     Attributes:
         voices: Names of the voices, ``heart`` first.
-        mixable: Those of which mixes can be named: all of a network that is the only one beside that of ``heart``.
+        mixable: Those of which mixes can be named: the voices of each network but that of ``heart``.
 
     Raises:
         EngineFault: The voice is not installed, a model is missing, not one of this engine or does not have the
@@ -134,7 +134,7 @@ class HibariModel:
             self._networks |= dict.fromkeys(vectors, session)
             self._vectors |= vectors
         self.voices = tuple(self._languages)
-        self.mixable = tuple(self._vectors) if len(shared) == 1 else ()
+        self.mixable = tuple(tuple(voice.name for voice in own) for own in shared.values() if len(own) > 1)
         self._phonemizers: dict[str, Phonemizer] = {}
 
     @property
