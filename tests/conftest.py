@@ -149,19 +149,33 @@ SLOW = (
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 
 WEEKLY = (
+    "features/acceleration/test_audio_launches.py",
     "features/acceleration/test_compile.py",
+    "features/acceleration/test_fused_audio.py",
+    "features/acceleration/test_kernel_variants.py",
+    "features/acceleration/test_lm_launches.py",
     "features/acceleration/test_onnx_graphs.py",
+    "features/acceleration/test_onnx_runtime.py",
+    "features/acceleration/test_tensorrt.py",
     "features/fleet/test_ray.py",
+    "quality/test_nano_voice.py::test_call_says_the_same_beside_another_one",
+    "quality/test_nano_voice.py::test_most_words_are_understood",
+    "quality/test_nano_voice.py::test_pause_between_two_chunks_is_inaudible",
+    "unit/streaming/test_device.py",
+    "unit/streaming/test_simulated_cuda.py",
     "unit/tools/bench/test_fairness.py",
     "unit/tools/bench/test_frames.py",
+    "unit/tools/bench/test_gpu.py",
+    "unit/train/test_fast.py",
     "unit/train/test_filters.py",
     "unit/train/test_finetune.py",
     "unit/train/test_recordings.py",
     "unit/train/test_stages.py",
     "unit/train/test_teacher.py",
 )
-"""Modules that are marked ``long``: a Ray cluster, the makers' training and measuring, graphs and programs that nothing
-uses by default. No other area needs them, and they cost as much as the browser. Named on the command line, they run."""
+"""Modules and tests that are marked ``long``: a Ray cluster, the makers' training and measuring, what only a GPU runs,
+and the demonstration voice, whose weights are compared with those scored in every run. No other area needs them, and
+they cost as much as the browser. Named on the command line, they run."""
 
 SAMPLES = (
     "behavior/test_behavior.py::test_behavior_in_virtual_time",

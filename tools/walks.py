@@ -41,8 +41,7 @@ class Recorder:
         sys.setprofile(self._on_event)
 
     def _on_event(self, frame: FrameType, event: str, _: object) -> None:
-        file = frame.f_code.co_filename
-        if self._entered is not None and event == "call" and file.startswith(_PACKAGE):
+        if self._entered is not None and event == "call" and (file := frame.f_code.co_filename).startswith(_PACKAGE):
             self._entered[file.removeprefix(_PACKAGE)] = None
 
     @contextmanager
