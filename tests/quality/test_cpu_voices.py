@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.quality.judge import Judge
+from tests.quality.judge import Judge, reversed_clip
 from tools import expression
 from tools.train.fast.evaluate import TEACHER, Utterance, file_hash, predict_with, speak
 from tools.train.fast.package import SCORES, read_figures, shortcomings
@@ -32,10 +33,12 @@ pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "packages" / "tts-worker-voices"
-PACKED = sorted(file.parent for file in (PACKAGE / "tts_worker_voices" / FOLDER / CPU_FAMILY).glob("*/metadata.yaml"))
+PACKED = sorted(file.parent for file in PACKAGE.rglob(f"{FOLDER}/{CPU_FAMILY}/*/metadata.yaml"))
 HEART = ROOT / FOLDER / CPU_FAMILY / VOICE
 SHIPPED = [HEART, *PACKED]
 MAX_WER_OF_FEW = 0.06  # one word of nineteen
+MAX_SYLLABLE_ERROR_OF_FEW = 0.1  # two of 26; the recognizer mishears 3 % of all that the teachers say
+MIN_ERROR_OF_NOISE = 0.5
 MOS_OF_HEART = 4.4
 MAX_MOS_ERROR_OF_FEW = 0.4
 MIN_MOS_OF_A_MOOD = 3.5
@@ -46,7 +49,16 @@ MAX_JOINING_LOSS = 0.3
 SAMPLES = [folder for folder in SHIPPED if folder.name in (VOICE, "af_kore", "zf_xiaobei")]
 """Voices that every run hears, one of each network and language. A test compares the others' weights with those that
 were scored, and hears them with --long."""
-EACH = [folder if folder in SAMPLES else pytest.param(folder, marks=pytest.mark.long) for folder in SHIPPED]
+
+
+def each_voice(always: list[Path]) -> list[Any]:
+    """Return all voices as parameters; others than ``always`` run with --long."""
+    return [
+        pytest.param(folder, id=folder.name, marks=[] if folder in always else pytest.mark.long) for folder in SHIPPED
+    ]
+
+
+EACH = each_voice(SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,13 @@ class ShippedVoice:
 
     @cached_property
     def said(self) -> list[Utterance]:
+        return self.say(self.sentences)
+
+    def say(self, sentences: Sequence[str]) -> list[Utterance]:
         files = self.folder.parent / CPU_NETWORK, self.folder / CPU_VECTOR
         packed = VoiceModel(self.name, *files, self.pack.model_sha256 or "", self.language)
         model = HibariModel(voices=() if self.name == VOICE else [packed])
-        return speak(model.phonemizer_of(self.name), predict_with(model, self.name), self.sentences)
+        return speak(model.phonemizer_of(self.name), predict_with(model, self.name), sentences)
 
     @cached_property
     def _judged(self) -> dict[str, float]:
@@ -92,21 +107,32 @@ def shipped(folder: Path) -> ShippedVoice:
     return ShippedVoice(folder)
 
 
-@pytest.fixture(
-    scope="module",
-    params=EACH,
-    ids=lambda folder: folder.name,
-)
+@pytest.fixture(scope="module", params=EACH)
 def voice(request: pytest.FixtureRequest) -> ShippedVoice:
     return shipped(request.param)
 
 
 def test_words_of_the_voice_are_understood(voice: ShippedVoice, judge: Judge) -> None:
-    if voice.language != MANDARIN:  # which the recognizer does not know
-        heard = judge.transcribe_all([utterance.pcm for utterance in voice.said])
-        assert judge.wer([" ".join(voice.sentences)], [heard]) <= MAX_WER_OF_FEW
+    text, clips = " ".join(voice.sentences), [utterance.pcm for utterance in voice.said]
+    if voice.language == MANDARIN:
+        assert judge.syllable_error(text, judge.transcribe_mandarin(clips)) <= MAX_SYLLABLE_ERROR_OF_FEW
+    else:
+        assert judge.wer([text], [judge.transcribe_all(clips)]) <= MAX_WER_OF_FEW
     recorded = float(voice.pack.performance.get("distillmos", MOS_OF_HEART))
     assert voice.mos(judge) >= recorded - MAX_MOS_ERROR_OF_FEW
+
+
+@pytest.mark.parametrize("voice", [each for each in EACH if str(each.id).startswith("z")], indirect=True)
+def test_mandarin_voice_speaks_english(voice: ShippedVoice, judge: Judge) -> None:
+    sentences = held_out()[20:22]
+    heard = judge.transcribe_all([utterance.pcm for utterance in voice.say(sentences)])
+    assert judge.wer([" ".join(sentences)], [heard]) <= MAX_WER_OF_FEW
+
+
+def test_unintelligible_mandarin_fails_the_gate(judge: Judge) -> None:
+    (voice,) = (shipped(folder) for folder in SAMPLES if folder.name == "zf_xiaobei")
+    heard = judge.transcribe_mandarin([reversed_clip(utterance.pcm) for utterance in voice.said])
+    assert judge.syllable_error(" ".join(voice.sentences), heard) > MIN_ERROR_OF_NOISE
 
 
 def test_level_of_the_voice_is_known(voice: ShippedVoice) -> None:
@@ -142,7 +168,7 @@ def test_speaker_stays_between_sentences_and_after_resume(folders: list[Path], m
     assert not {name: cosine for name, cosine in kept.items() if cosine < MIN_DRIFT_SIMILARITY}
 
 
-@pytest.mark.parametrize("voice", SAMPLES, indirect=True, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("voice", each_voice([HEART]), indirect=True)
 def test_joined_sentences_score_like_single_ones(
     voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +219,7 @@ def test_recorded_figures_are_those_of_the_weights(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "mood",
-    [pytest.param(mood, marks=[] if mood in ("happy", "sad") else pytest.mark.long) for mood in MOODS],
+    [pytest.param(mood, marks=[] if mood == "happy" else pytest.mark.long) for mood in MOODS],
 )
 def test_mood_stays_intelligible_and_natural(mood: str, judge: Judge) -> None:
     """By prosody alone, less natural than the voice as it is: 3.9 to 4.2 of 4.5 (docs/text.md)."""

@@ -36,7 +36,6 @@ from tools.train.fast.runner import STAGES, FastConfig, FastTraining
 from tools.train.fast.speakers import Speaker
 from tools.train.fast.stages import PhraseBatch, PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import STYLE_WIDTH, read_style
-from tools.train.fast.syllables import TONES, error_rate, syllables
 from tools.train.fast.teacher import SpokenPhrase, load_phrases, save_phrases
 from tools.train.fast.vocoder import vocode, white_noise
 from tools.train.text import held_out
@@ -60,7 +59,7 @@ from tts_worker.voices.installed import CPU_VECTOR
 
 CPU = torch.device("cpu")
 PARTS = 5
-RUNS = ("family", "sharper", "natural", "more")
+RUNS = ("family", "sharper", "natural", "more", "mandarin")
 SHIPPED = Path(__file__).parents[3] / "packages" / "tts-worker-voices" / "tts_worker_voices" / "voicepacks" / "hibari"
 
 
@@ -439,6 +438,8 @@ def test_voices_of_the_repository_are_valid(tmp_path: Path) -> None:
     assert len(family) - len(english) >= 2
     trained = {*configs["family"].voices, *configs["more"].voices}
     assert {path.parent.name for path in SHIPPED.glob(f"*/{CPU_VECTOR}")} <= trained
+    mandarin = SHIPPED.parents[1] / "mandarin" / "voicepacks" / "hibari"
+    assert {path.parent.name for path in mandarin.glob(f"*/{CPU_VECTOR}")} <= {*configs["mandarin"].voices}
     (tmp_path / "c.yaml").write_text("voices: [anna]")
     with pytest.raises(ConfigError, match="'anna' is not Kokoro's name"):
         FastConfig.load(tmp_path / "c.yaml")
@@ -576,34 +577,3 @@ def test_table_has_a_row_for_each_voice() -> None:
     assert len(lines) == 4
     assert lines[2] == "| teacher | 0 | 4.4 | 0.03 | - | 80 / 110 / 160 | 12.5 | - | - | - |"
     assert Utterance("", b"\0\0" * 24_000, np.zeros(1, np.float32)).duration_s == 1
-
-
-# -- syllables --------------------------------------------------------------------------------------------------------
-
-
-def mandarin(seed: int, ids: Sequence[int], noise: int = 0) -> SpokenPhrase:
-    """Syllables of one pitch each, and noise of another seed."""
-    durations = np.full(len(ids) + 2, 8, np.int16)
-    frames = 2 * int(durations.sum())
-    at_s = np.arange(frames * FRAME_SAMPLES) / 24_000
-    pitch = np.repeat([100.0, *(100 + 7 * (symbol % 29) for symbol in ids), 100.0], 16)
-    tone = np.sin(2 * np.pi * np.cumsum(np.repeat(pitch, FRAME_SAMPLES)) / 24_000) * np.sin(40 * at_s)
-    samples = 9000 * tone + 3 * np.random.default_rng(noise).standard_normal(len(tone))
-    return SpokenPhrase(
-        np.array([0, *ids, 0], np.int16),
-        durations,
-        pitch.astype(np.float32),
-        np.zeros(frames, np.float32),
-        samples.astype(np.int16),
-    )
-
-
-def test_syllables_are_told_by_spectra_and_tone(model: HibariModel) -> None:
-    vocabulary = model.phonemizer.vocabulary
-    tones = [vocabulary[tone] for tone in TONES]
-    ids = [symbol for vowel in (50, 57, 64, 71) for symbol in (vowel, tones[vowel % 4])]
-    teacher = list(syllables(mandarin(0, ids), vocabulary))
-    assert [syllable.ids for syllable in teacher] == [tuple(ids[at : at + 2]) for at in range(0, 8, 2)]
-    assert error_rate(list(syllables(mandarin(0, ids, noise=1), vocabulary)), teacher) == 0
-    swapped = [replace(syllable, ids=teacher[3 - number].ids) for number, syllable in enumerate(teacher)]
-    assert error_rate(swapped, teacher) == 1

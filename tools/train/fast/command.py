@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,10 +15,8 @@ from tools.train.fast.network import set_vector
 from tools.train.fast.package import SCORES_FILE, add_voices, write_table
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
 from tools.train.fast.speakers import Speaker
-from tools.train.fast.syllables import syllable_error
 from tools.train.trainer import STOP
-from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, VoiceModel
-from tts_worker.types import Segment
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, VoiceModel
 from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 
 _WHOLE = ("data", "stages", "export", "evaluate")
@@ -49,6 +47,7 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     scoring.add_argument("--compare", action="store_true", help="score heart and the network before int8, too")
     packing = own.add_parser("pack", help="put the voices that are good enough into a package")
     packing.add_argument("run", type=Path, help="folder of the training")
+    packing.add_argument("--subpackage", default="", help="part of the package for voices of another network")
     table = own.add_parser("table", help="renew the table of figures in the README of a package")
     for added in (packing, table):
         added.add_argument("package", type=Path)
@@ -58,7 +57,7 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(args: argparse.Namespace) -> int:
     """Run a command of ``fast``."""
     if args.fast_command == "pack":
-        for line in add_voices(args.run, args.package):
+        for line in add_voices(args.run, args.package, args.subpackage):
             _report(line)
     elif args.fast_command == "table":
         write_table(args.package)
@@ -107,9 +106,8 @@ def _evaluate(training: FastTraining, name: str, count: int | None = None, *, co
     sentences = data.sentences()[:count]
     model = HibariModel(voices=[VoiceModel(name, *files, sha256, language)])
     phonemizer = model.phonemizer_of(name)
-    held = data.held_out()
     spoken = {
-        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, held, sentences),
+        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, data.held_out(), sentences),
         name: evaluate.speak(phonemizer, evaluate.predict_with(model, name), sentences),
     }
     if compare:
@@ -118,10 +116,6 @@ def _evaluate(training: FastTraining, name: str, count: int | None = None, *, co
         spoken[name + _UNROUNDED] = evaluate.speak(phonemizer, evaluate.predict_with(network, name), sentences)
         spoken[VOICE] = evaluate.speak(model.phonemizer, evaluate.predict_with(model, VOICE), sentences)
     figures = evaluate.evaluate(spoken, language)
-    if language == MANDARIN:
-        phrases = [phrase for text in sentences for phrase in phonemizer.phonemize(Segment.whole(text)) if phrase]
-        error = syllable_error(evaluate.predict_with(model, name), phrases, held, phonemizer.vocabulary)
-        figures[name] = replace(figures[name], syllable_error=round(error, 4))
     scores = {
         "voice": name,
         "model_sha256": sha256,

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_NETWORK, CPU_VECTOR, FOLDER
 
 MAX_WER = 0.015
-MAX_SYLLABLE_ERROR = 0.12
+MAX_SYLLABLE_ERROR = 0.05
 MIN_MOS = 3.7
 MAX_MOS_LOSS = 0.65  # against the teacher
 MIN_SIMILARITY = 0.83
@@ -53,7 +53,7 @@ def shortcomings(voice: Figures, teacher: Figures) -> list[str]:
         (voice.wer is None or voice.wer <= MAX_WER, f"WER {voice.wer or 0:.1%} > {MAX_WER:.1%}"),
         (
             voice.syllable_error is None or voice.syllable_error <= MAX_SYLLABLE_ERROR,
-            f"{voice.syllable_error or 0:.1%} of syllables are like others",
+            f"{voice.syllable_error or 0:.1%} of syllables are heard as others",
         ),
         (voice.mos >= MIN_MOS, f"DistillMOS {voice.mos:.2f} < {MIN_MOS}"),
         (voice.mos >= teacher.mos - MAX_MOS_LOSS, f"DistillMOS {teacher.mos - voice.mos:.2f} below its teacher"),
@@ -93,7 +93,7 @@ def voices_table(package: Path) -> str:
         cells = (
             f"`{name}`, `{speaker.alias}`",
             f"{speaker.accent}, {speaker.gender}",
-            "-" if voice.wer is None else f"{voice.wer:.1%}".replace("%", " %"),
+            _misheard(voice, teacher),
             f"{voice.mos:.2f} ± {voice.mos_error:.2f} ({teacher.mos:.2f})",
             "-" if voice.similarity is None else f"{voice.similarity:.2f} ({teacher.similarity:.2f})",
             f"{voice.pitch_hz[0]:.0f} to {voice.pitch_hz[2]:.0f} Hz",
@@ -101,6 +101,12 @@ def voices_table(package: Path) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _misheard(voice: Figures, teacher: Figures) -> str:
+    if voice.syllable_error is not None and teacher.syllable_error is not None:
+        return f"{voice.syllable_error:.1%} ({teacher.syllable_error:.1%}) of syllables".replace("%", " %")
+    return f"{voice.wer or 0:.1%}".replace("%", " %")
 
 
 def write_table(package: Path) -> None:
@@ -113,10 +119,15 @@ def write_table(package: Path) -> None:
     readme.write_text(before + begin + voices_table(package) + end + after, "utf-8")
 
 
-def add_voices(run: Path, package: Path) -> list[str]:
+def add_voices(run: Path, package: Path, subpackage: str = "") -> list[str]:
     """Put the scored voices of a run into a package, beside those that have the same network, in place of others.
 
     The network, and for each voice its vector, metadata, scores, entry point and row in the table.
+
+    Args:
+        run: Folder of a training.
+        package: Folder of the package.
+        subpackage: Its part for this network, so that one package can have voices of several; empty for its own.
 
     Returns:
         What keeps other voices of the run out of it.
@@ -139,25 +150,25 @@ def add_voices(run: Path, package: Path) -> list[str]:
     if not chosen:
         raise ConfigError("; ".join(refused) or f"{run} has no scored voices")
     (module,) = (path.parent for path in package.glob(f"*/{FOLDER}"))
-    family = module / FOLDER / CPU_FAMILY
+    family = module / subpackage / FOLDER / CPU_FAMILY
     network = family / CPU_NETWORK
-    curves_of = ""
-    if network.is_file() and file_hash(network) == file_hash(run / CPU_NETWORK):
-        curves_of = "+".join(chosen) + "."
-    else:
-        shutil.rmtree(family, ignore_errors=True)
+    has_this_network = network.is_file() and file_hash(network) == file_hash(run / CPU_NETWORK)
+    for pack in _packs(package):
+        if pack.name in chosen or (pack.parent == family and not has_this_network):
+            shutil.rmtree(pack)
+            (package / SCORES / f"{pack.name}.json").unlink()
+    family.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / CPU_NETWORK, network)
+    curves_of = "+".join(chosen) + "." if _packs(package) else ""
+    if not curves_of:
         shutil.rmtree(package / SCORES)
         (package / SCORES).mkdir()
-        family.mkdir()
-        shutil.copyfile(run / CPU_NETWORK, network)
     for curve in sorted(run.glob("*.jsonl")):
         shutil.copyfile(curve, package / SCORES / (curves_of + curve.name))
     for name, scores in chosen.items():
-        shutil.rmtree(family / name, ignore_errors=True)
         _add_voice(run / name, family / name, scores)
         shutil.copyfile(run / name / SCORES_FILE, package / SCORES / f"{name}.json")
-    names = sorted(vector.parent.name for vector in family.glob(f"*/{CPU_VECTOR}"))
-    _announce(package / "pyproject.toml", names, module.name)
+    _announce(package)
     write_table(package)
     return refused
 
@@ -206,12 +217,20 @@ def _character(voice: Figures) -> str:
     return f"{height} ({middle:.0f} Hz), {melody}"
 
 
-def _announce(project: Path, names: Sequence[str], module: str) -> None:
+def _packs(package: Path) -> list[Path]:
+    """Folders of the voices of a package, in the order of their names."""
+    files = package.rglob(f"{FOLDER}/{CPU_FAMILY}/*/{CPU_VECTOR}")
+    return sorted((file.parent for file in files), key=lambda pack: pack.name)
+
+
+def _announce(package: Path) -> None:
     """Write the entry points of the voices, in place of those that are there."""
+    project = package / "pyproject.toml"
     head = f'[project.entry-points."{CPU_GROUP}"]\n'
     before, _, after = project.read_text("utf-8").partition(head)
     kept = _ENTRIES.sub("", after, count=1)
-    entries = "".join(f'{name} = "{module}"\n' for name in names)
+    modules = {pack.name: pack.parents[2].relative_to(package).as_posix().replace("/", ".") for pack in _packs(package)}
+    entries = "".join(f'{name} = "{module}"\n' for name, module in modules.items())
     project.write_text(f"{before}{head}{entries}{kept}", "utf-8")
 
 

@@ -1,0 +1,1 @@
+"""Voice packs of Mandarin voices, which share a network of their own."""
