@@ -30,6 +30,8 @@ from tts_worker.settings import load_settings
 _PACKAGE = str(Path(tts_worker.__file__).parent) + "/"
 _TEXT = "Hello there, my friend, this goes on for a while. "
 _REPETITIONS = 4
+_IDLE_S = 1.5
+"""More than the time between two looks of whatever looks regularly."""
 
 
 class Recorder:
@@ -109,7 +111,10 @@ async def walk_speech(recorder: Recorder, engine: str) -> dict[str, list[str]]:
 
 
 async def walk_upload(recorder: Recorder, bundle: Path, recording: bytes) -> dict[str, list[str]]:
-    """Return the files of ``POST /v1/voices`` with a recording, which the model at ``bundle`` enrolls and stores."""
+    """Return the files of ``POST /v1/voices`` with a recording, which the model at ``bundle`` enrolls and stores.
+
+    And those of a worker without a request, which are in the walk, too, if the machine is busy and it takes long.
+    """
     engine = {"kind": "cosyvoice", "bundle": str(bundle), "device": "cpu", "threads": 1, "memory_gb": 0.1}
     async with _serving(engine) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=120) as http:
         fields = {"name": "walker", "consent": "true", "transcript": "What is said in it."}
@@ -120,7 +125,9 @@ async def walk_upload(recorder: Recorder, bundle: Path, recording: bytes) -> dic
             answer.raise_for_status()
             (await http.delete("/v1/voices/walker")).raise_for_status()
             uploads.append(upload)
-    return {"uploaded voice": _common(uploads)}
+        with recorder.recording() as idle:
+            await asyncio.sleep(_IDLE_S)
+    return {"uploaded voice": _common(uploads), "no request": idle}
 
 
 def main() -> None:

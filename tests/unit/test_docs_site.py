@@ -46,7 +46,7 @@ def test_recordings_have_a_player() -> None:
 
 
 def test_every_cpu_voice_has_a_sample() -> None:
-    packed = ROOT.glob("packages/tts-worker-voices/*/voicepacks/hibari/*/metadata.yaml")
+    packed = (ROOT / "packages" / "tts-worker-voices").rglob("voicepacks/hibari/*/metadata.yaml")
     links = re.findall(r"\(audio/voices/(\w+)\.mp3\)", (ROOT / "docs" / "voices.md").read_text("utf-8"))
     assert sorted(links) == sorted(["heart", *(file.parent.name for file in packed)])
     assert all((ROOT / "docs" / "audio" / "voices" / f"{name}.mp3").is_file() for name in links)
