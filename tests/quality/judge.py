@@ -91,7 +91,7 @@ class Judge:
         return "".join(
             segment.text
             for window in windows(clips)
-            for segment in _recognize(self._mandarin_recognizer, joined(window), **options)
+            for segment in _segments(self._mandarin_recognizer, joined(window), **options)
         )
 
     def word_times(self, pcm: bytes) -> list[RecognizedWord]:
@@ -128,12 +128,14 @@ class Judge:
         return float(score.item())
 
     def _recognize(self, pcm: bytes, *, word_timestamps: bool) -> list[Any]:
-        return _recognize(self._recognizer, pcm, language="en", beam_size=1, word_timestamps=word_timestamps)
+        return _segments(self._recognizer, pcm, language="en", beam_size=1, word_timestamps=word_timestamps)
 
     @cached_property
     def _mandarin_recognizer(self) -> Any:
         from faster_whisper import WhisperModel
 
+        if reason := missing_reason():
+            raise RuntimeError(reason)
         files = _mandarin_files()
         if hashlib.sha256(files["model.bin"]).hexdigest() != _MANDARIN_SHA256:
             raise RuntimeError(f"other weights than those known are installed: {', '.join(_MANDARIN)}")
@@ -143,7 +145,8 @@ class Judge:
         return str(self._normalize(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
 
 
-def _recognize(recognizer: Any, pcm: bytes, *, word_timestamps: bool = False, **options: Any) -> list[Any]:
+def _segments(recognizer: Any, pcm: bytes, *, word_timestamps: bool = False, **options: Any) -> list[Any]:
+    """Return what a recognizer hears, with ``options`` of faster-whisper."""
     with _quiet():
         segments, _ = recognizer.transcribe(
             _at_judge_rate(pcm),

@@ -137,6 +137,16 @@ def test_readme_without_a_place_for_the_table_is_refused(package: Path) -> None:
         write_table(package)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "cell"), [(0.02, "2.4 % (2.0 %) of syllables"), (None, "-")], ids=["teacher heard", "teacher not heard"]
+)
+def test_mandarin_voice_has_syllables_in_the_table(package: Path, theirs: float | None, cell: str) -> None:
+    voice, teacher = (replace(GOOD, wer=None, syllable_error=error) for error in (0.024, theirs))
+    figures = {"zf_anna": asdict(voice), TEACHER: asdict(teacher)}
+    (package / "scores" / "zf_anna.json").write_text(json.dumps({"voice": "zf_anna", "figures": figures}))
+    assert f"| Mandarin and English, female | {cell} | 4.25 " in voices_table(package)
+
+
 def test_table_of_the_package_is_that_of_its_scores() -> None:
     assert voices_table(PACKAGE) in (PACKAGE / "README.md").read_text("utf-8")
 

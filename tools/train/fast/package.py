@@ -104,9 +104,12 @@ def voices_table(package: Path) -> str:
 
 
 def _misheard(voice: Figures, teacher: Figures) -> str:
+    """Say how many words are misheard, of Mandarin how many syllables, of the teacher's in brackets."""
     if voice.syllable_error is not None and teacher.syllable_error is not None:
-        return f"{voice.syllable_error:.1%} ({teacher.syllable_error:.1%}) of syllables".replace("%", " %")
-    return f"{voice.wer or 0:.1%}".replace("%", " %")
+        share = f"{voice.syllable_error:.1%} ({teacher.syllable_error:.1%}) of syllables"
+    else:
+        share = "-" if voice.wer is None else f"{voice.wer:.1%}"
+    return share.replace("%", " %")
 
 
 def write_table(package: Path) -> None:
@@ -156,7 +159,7 @@ def add_voices(run: Path, package: Path, subpackage: str = "") -> list[str]:
     for pack in _packs(package):
         if pack.name in chosen or (pack.parent == family and not has_this_network):
             shutil.rmtree(pack)
-            (package / SCORES / f"{pack.name}.json").unlink()
+            (package / SCORES / f"{pack.name}.json").unlink(missing_ok=True)
     family.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / CPU_NETWORK, network)
     curves_of = "+".join(chosen) + "." if _packs(package) else ""
