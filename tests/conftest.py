@@ -149,6 +149,10 @@ SLOW = (
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 
 WEEKLY = (
+    "browser/test_docs.py",
+    "browser/test_page_accessibility.py::test_disabled_buttons_look_disabled[none]",
+    "browser/test_page_accessibility.py::test_voice_of_many_languages_fits_its_card[900]",
+    "browser/test_page_at_rest.py::test_transport_that_does_not_work_is_disabled[pages1",
     "features/acceleration/test_audio_launches.py",
     "features/acceleration/test_compile.py",
     "features/acceleration/test_fused_audio.py",
@@ -158,15 +162,21 @@ WEEKLY = (
     "features/acceleration/test_onnx_runtime.py",
     "features/acceleration/test_tensorrt.py",
     "features/fleet/test_ray.py",
+    "features/fleet/test_up.py::test_addresses_of_each_worker_are_printed[json]",
     "quality/test_nano_voice.py::test_call_says_the_same_beside_another_one",
     "quality/test_nano_voice.py::test_most_words_are_understood",
     "quality/test_nano_voice.py::test_pause_between_two_chunks_is_inaudible",
+    "unit/streaming/test_contract.py::test_streaming_engine_contract[v2-overlap",
     "unit/streaming/test_device.py",
+    "unit/streaming/test_session.py::test_engine_benchmark_needs_minimal_packages",
     "unit/streaming/test_simulated_cuda.py",
-    "unit/tools/bench/test_fairness.py",
-    "unit/tools/bench/test_frames.py",
-    "unit/tools/bench/test_gpu.py",
+    "unit/tools/bench/",
+    "unit/tools/test_lm_step_graph.py",
+    "unit/tools/test_random_bundle.py",
+    "unit/tools/test_reference.py",
     "unit/train/test_fast.py",
+    "unit/train/test_fast_package.py::test_packed_voices_are_complete",
+    "unit/train/test_fast_package.py::test_voices_join_those_with_the_same_network",
     "unit/train/test_filters.py",
     "unit/train/test_finetune.py",
     "unit/train/test_recordings.py",
@@ -195,28 +205,25 @@ MAX_FAST_CPU_S = 5.0
 """Processor time that a test of the fast subset may take, with the processes that it starts."""
 
 TOGETHER = (
-    "tests/unit/cosyvoice/",  # loaded networks
     "tests/unit/streaming/",  # loaded networks
-    "tests/behavior/",
     "tests/browser/",  # a browser and a server
-    "tests/features/fleet/test_ray.py",  # waits for processes most of the time
-    "tests/features/acceleration/",  # exported graphs, PyTorch's compiler
+    "tests/behavior/",
     "tests/quality/",  # a recognizer
+    "tests/unit/cosyvoice/",  # loaded networks
     "tests/parity/",
+    "tests/features/acceleration/",  # exported graphs, PyTorch's compiler
+    "tests/features/fleet/test_ray.py",  # waits for processes most of the time
 )
-"""Folders whose tests run in one process, which share what is expensive to make. They start first, longest first."""
+"""Folders whose tests run in one process, which share what is expensive to make. They compute most of the time."""
 
 LONG = (
-    "tests/integration/test_golden_chunks.py",
-    "tests/unit/tools/bench/test_gpu.py",
-    "tests/unit/tools/bench/test_gpu_sections.py",
-    "tests/unit/text/test_reading_score.py",
     "tests/features/test_deletion.py",
     "tests/integration/test_cli.py",
+    "tests/unit/text/test_reading_score.py",
+    "tests/integration/test_golden_chunks.py",
     "tests/unit/test_distribution.py",
-    "tests/unit/train/test_stages.py",
 )
-"""Modules that take a process longest, in this order after ``TOGETHER``: none is left for the end of a run."""
+"""Modules that do so, too."""
 
 WITHOUT_TORCH = ("torch", "tokenizers")
 """What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
@@ -263,11 +270,11 @@ def cpu_s() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Skip a test that finds out late that PyTorch is not installed; fail one that is too slow for the fast subset."""
-    begun_s = cpu_s()
+    is_fast_subset = item.config.option.markexpr == "not slow"
+    begun_s = cpu_s() if is_fast_subset else 0.0
     try:
         result = yield
-        took_s = cpu_s() - begun_s
-        if item.config.option.markexpr == "not slow" and took_s > MAX_FAST_CPU_S:
+        if is_fast_subset and (took_s := cpu_s() - begun_s) > MAX_FAST_CPU_S:
             pytest.fail(f"{took_s:.1f} s of processor time: add it to SLOW in tests/conftest.py", pytrace=False)
         return result
     except ModuleNotFoundError as error:
@@ -283,6 +290,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 @lru_cache
 def is_slow(path: Path) -> bool:
     return path.relative_to(TESTS).as_posix().startswith(SLOW)
+
+
+@lru_cache
+def is_weekly(path: Path) -> bool:
+    """Whether a module has no other tests than long ones."""
+    return path.relative_to(TESTS).as_posix().startswith(WEEKLY)
 
 
 @lru_cache
@@ -309,20 +322,32 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import the slow tests, with PyTorch and others, if they are left out."""
-    left_out = config.option.markexpr == "not slow" and collection_path.is_file()
-    return True if left_out and is_slow(collection_path) and not has_samples(collection_path) else None
+    """Do not even import modules of which no test is run: slow ones, with PyTorch and others, and long ones."""
+    if not collection_path.is_file():
+        return None
+    no_fast = config.option.markexpr == "not slow" and is_slow(collection_path) and not has_samples(collection_path)
+    return True if no_fast or (is_weekly(collection_path) and leaves_out(collection_path, config)) else None
 
 
 def folder_in_one_process(nodeid: str) -> str | None:
     return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 
-def turn_of(item: pytest.Item) -> int:
-    """When the module of a test is given to a process: long ones early, fast ones last, to fill the gaps of the end."""
-    turns = {name: turn for turn, name in enumerate((*TOGETHER, *LONG))}
-    scope = folder_in_one_process(item.nodeid) or item.nodeid.partition("::")[0]
-    return turns.get(scope, len(turns) + (not is_slow(item.path)))
+def scope_of(nodeid: str) -> str:
+    """What a process of pytest-xdist gets at once: a folder of ``TOGETHER`` or a module."""
+    return folder_in_one_process(nodeid) or nodeid.partition("::")[0]
+
+
+def turns_of(items: Iterable[pytest.Item]) -> dict[str, float]:
+    """When a scope is given to a process, from 0 to 1.
+
+    Most slow modules wait for audio in real time or for a process, so what computes is spread among them: then both
+    processors have work all the time. Fast modules have no turn: they fill the gaps of the end.
+    """
+    computing = (*TOGETHER, *LONG)
+    slow = dict.fromkeys(scope_of(item.nodeid) for item in items if is_slow(item.path))
+    waiting = [scope for scope in slow if scope not in computing]
+    return {scope: turn / len(scopes) for scopes in (computing, waiting) for turn, scope in enumerate(scopes)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -334,26 +359,32 @@ def is_named(module: Path, arguments: Iterable[str]) -> bool:
     return module in {Path(argument.partition("::")[0]).resolve() for argument in arguments}
 
 
+def leaves_out(module: Path, config: pytest.Config) -> bool:
+    """Whether the long tests of a module are left out."""
+    return not (config.option.long or is_named(module, config.args))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(WEEKLY):
             item.add_marker(pytest.mark.long)
     if not config.option.long:
-        left_out = {item for item in items if item.get_closest_marker("long") and not is_named(item.path, config.args)}
+        left_out = {item for item in items if item.get_closest_marker("long") and leaves_out(item.path, config)}
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if name.startswith(SLOW) and not name.startswith(SAMPLES):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=turn_of)
+    turns = turns_of(items)
+    items.sort(key=lambda item: turns.get(scope_of(item.nodeid), 1.0))
 
 
 class FolderScheduling(LoadScopeScheduling):
-    """Gives a process of pytest-xdist a folder of ``TOGETHER`` or one module at a time, in the order of collection."""
+    """Gives a process of pytest-xdist one scope at a time, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return folder_in_one_process(nodeid) or super()._split_scope(nodeid)
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
