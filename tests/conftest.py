@@ -184,8 +184,9 @@ WEEKLY = (
     "unit/train/test_teacher.py",
 )
 """Modules and tests that are marked ``long``: a Ray cluster, the makers' training and measuring, what only a GPU runs,
-and the demonstration voice, whose weights are compared with those scored in every run. No other area needs them, and
-they cost as much as the browser. Named on the command line, they run."""
+the page /docs, a second case of what others show, and the demonstration voice, whose weights are compared with those
+scored in every run. No other area needs them, and they cost as much as the browser. Named on the command line, they
+run."""
 
 SAMPLES = (
     "behavior/test_behavior.py::test_behavior_in_virtual_time",

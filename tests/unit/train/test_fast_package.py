@@ -159,24 +159,28 @@ def shipped_figures() -> Iterator[tuple[str, Figures, Figures]]:
         yield scores["voice"], figures[scores["voice"]], figures[TEACHER]
 
 
-def test_mandarin_voices_are_understood() -> None:
-    """Two men and a woman; they miss the aims in similarity or in the distance from their teachers."""
-    mandarin = [voice for _, voice, _ in shipped_figures() if voice.syllable_error is not None]
+def is_natural(voice: Figures, teacher: Figures) -> bool:
+    return voice.mos >= max(4.1, round(teacher.mos - 0.15, 3))
+
+
+def test_mandarin_voices_are_understood_and_natural() -> None:
+    """Two men and a woman; she reaches all aims, they miss the one of similarity."""
+    mandarin = {name: each for name, *each in shipped_figures() if each[0].syllable_error is not None}
     assert len(mandarin) == 3
-    assert all((voice.syllable_error or 0) <= 0.03 and voice.mos >= 4.1 for voice in mandarin)
+    assert all((voice.syllable_error or 0) <= 0.03 and is_natural(voice, their) for voice, their in mandarin.values())
+    assert (mandarin["zf_xiaobei"][0].similarity or 0) >= 0.86
 
 
 def test_a_dozen_english_voices_reach_the_aims() -> None:
-    """Six women and seven men with ``heart``, three of them British."""
+    """Eight women and seven men with ``heart``, four of them British."""
     reaching = []
     for name, voice, teacher in shipped_figures():
-        is_natural = voice.mos >= max(4.1, round(teacher.mos - 0.15, 3))
         is_alike = voice.similarity is not None and voice.similarity >= 0.86
-        if voice.wer is not None and voice.wer <= 0.015 and is_natural and is_alike:
+        if voice.wer is not None and voice.wer <= 0.015 and is_natural(voice, teacher) and is_alike:
             reaching.append(Speaker.of(name))
-    assert sum(speaker.gender == "female" for speaker in reaching) >= 5
+    assert sum(speaker.gender == "female" for speaker in reaching) >= 7
     assert sum(speaker.gender == "male" for speaker in reaching) >= 7
-    assert sum(speaker.language == "en-GB" for speaker in reaching) >= 3
+    assert sum(speaker.language == "en-GB" for speaker in reaching) >= 4
 
 
 def test_name_of_another_language_is_refused() -> None:

@@ -300,35 +300,30 @@ def save_network(network: FastNetwork, target: Path) -> None:
 
 
 @torch.no_grad()
-def mean_harmonics(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> Tensor:
-    """Return the mean logarithm of the harmonics' magnitude over the louder half of the frames ``[601]``."""
+def mean_spectra(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> Tensor:
+    """Return the mean of what a voice predicts over the louder half of the frames: ``[5, 601]``."""
     found: list[Tensor] = []
     for phrase in phrases:
         ids, durations = (torch.from_numpy(each.astype(np.int64))[None] for each in (phrase.ids, phrase.durations))
         curves = (torch.from_numpy(each)[None] for each in (phrase.f0_hz, phrase.energy))
         masks = torch.ones(1, 1, ids.shape[1]), torch.ones(1, 1, phrase.frames)
-        harmonics = network.m(ids, masks[0], durations, *curves, masks[1])[0, :, HARMONIC]
-        levels = harmonics.mean(1)
-        found.append(harmonics[levels >= levels.median()])
+        parts = network.m(ids, masks[0], durations, *curves, masks[1])[0]
+        levels = parts[:, HARMONIC].mean(1)
+        found.append(parts[levels >= levels.median()])
     return torch.cat(found).mean(0)
 
 
 @torch.no_grad()
 def sharpen(network: FastNetwork, mean: Tensor, factor: float) -> None:
-    """Move the harmonics that a voice predicts away from their mean by a factor, which its bias takes.
+    """Move the spectra that a voice predicts away from their mean by a factor, which its vector takes.
 
-    Learning by distances averages what a phoneme may be, so that formants come out flatter than they are. The
-    other half is ``sharpen_matrix``, once for all voices. After the postfilters of statistical synthesis (global
-    variance: Toda and Tokuda 2007).
+    Learning by distances averages what a phoneme may be, so that formants come out flatter than they are. After the
+    postfilters of statistical synthesis (global variance: Toda and Tokuda 2007).
     """
+    network.m.dec_norm.weight.mul_(factor)
+    network.m.dec_norm.bias.mul_(factor)
     bias = network.m.head.bias.view(PARTS, BINS)
-    bias[HARMONIC] = factor * bias[HARMONIC] + (1 - factor) * mean
-
-
-@torch.no_grad()
-def sharpen_matrix(network: FastNetwork, factor: float) -> None:
-    """Scale what gives the harmonics, after ``sharpen`` of all voices."""
-    network.m.head.weight.view(PARTS, BINS, -1)[HARMONIC] *= factor
+    bias.copy_(factor * bias + (1 - factor) * mean)
 
 
 @torch.no_grad()

@@ -19,12 +19,11 @@ from tools.train.fast.network import (
     FastNetwork,
     SharedNetwork,
     load_network,
-    mean_harmonics,
+    mean_spectra,
     pitch_offset_hz,
     save_network,
     set_vector,
     sharpen,
-    sharpen_matrix,
     shift_pitch,
     slow_down,
     tempo,
@@ -62,7 +61,7 @@ class FastConfig:
         archive: The npm package with the styles, relative to the run's folder.
         spoken_minutes: Audio of the teacher for each voice, for the spectra.
         prosody_minutes: Speech for each voice of which the teacher computes prosody only.
-        sharpness: Factor by which the export moves harmonics away from their mean (``network.sharpen``).
+        sharpness: Factor by which the export moves spectra away from their mean (``network.sharpen``).
         text: Where the English sentences come from. ``mandarin.txt`` in the run's folder has the Mandarin ones.
         stages: Optimization by stage: ``prosody``, ``spectra``. ``batch`` counts frames of 12.5 ms.
     """
@@ -234,9 +233,8 @@ class FastTraining:
         for voice in vectors if factor != 1 else ():
             set_vector(network, vectors[voice])
             phrases = load_phrases(part_files(self.run / voice, "spoken")[:1])[:_SHARPENING_PHRASES]
-            sharpen(network, mean_harmonics(network, phrases), factor)
+            sharpen(network, mean_spectra(network, phrases), factor)
             vectors[voice] = vector_of(network)
-        sharpen_matrix(network, factor)
         save_network(network, self.network_file)
         rounded = load_network(self.network_file, vector_of(network).numpy())
         for voice, vector in vectors.items():
