@@ -161,8 +161,16 @@ WEEKLY = (
     "features/acceleration/test_onnx_graphs.py",
     "features/acceleration/test_onnx_runtime.py",
     "features/acceleration/test_tensorrt.py",
+    "features/bench/test_capacity.py::test_signal_ends_the_processes_of_the_measurement[15]",
     "features/fleet/test_ray.py",
     "features/fleet/test_up.py::test_addresses_of_each_worker_are_printed[json]",
+    "integration/test_how_do_i.py::test_find_how_many_calls_a_machine_holds_know_what_a_minute_of_speech_costs[costs]",
+    "integration/test_walks.py",
+    "parity/test_runner.py::test_flow_stages_stay_on_the_device",
+    "parity/test_runner.py::test_stages_of_cosyvoice_300m_stay_on_the_device",
+    "quality/test_cpu_voices.py::test_mandarin_voice_speaks_english",
+    "quality/test_cpu_voices.py::test_unintelligible_mandarin_fails_the_gate",
+    "quality/test_cpu_voices.py::test_words_of_the_voice_are_understood[af_kore]",
     "quality/test_nano_voice.py::test_call_says_the_same_beside_another_one",
     "quality/test_nano_voice.py::test_most_words_are_understood",
     "quality/test_nano_voice.py::test_pause_between_two_chunks_is_inaudible",
@@ -170,6 +178,8 @@ WEEKLY = (
     "unit/streaming/test_device.py",
     "unit/streaming/test_session.py::test_engine_benchmark_needs_minimal_packages",
     "unit/streaming/test_simulated_cuda.py",
+    "unit/test_distribution.py::test_installed_wheel_completes_commands[fish]",
+    "unit/test_distribution.py::test_installed_wheel_completes_commands[zsh]",
     "unit/tools/bench/test_command_line.py",
     "unit/tools/bench/test_engine.py",
     "unit/tools/bench/test_fairness.py",
@@ -192,9 +202,9 @@ WEEKLY = (
     "unit/train/test_teacher.py",
 )
 """Modules and tests that are marked ``long``: a Ray cluster, the makers' training and measuring, what only a GPU runs,
-the page /docs, a second case of what others show, and the demonstration voice, whose weights are compared with those
-scored in every run. No other area needs them, and they cost as much as the browser. Named on the command line, they
-run."""
+the page /docs, the walks through the code, a second case of what others show, and the demonstration voice, whose
+weights are compared with those scored in every run. No other area needs them, and they cost as much as the browser.
+Named on the command line, they run."""
 
 SAMPLES = (
     "behavior/test_behavior.py::test_behavior_in_virtual_time",
