@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from textwrap import shorten
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
@@ -248,7 +249,8 @@ class VoiceCatalog:
             raise UnknownVoice(f'no mix "{requested[:64]}"; voices that can be mixed: {"; ".join(groups) or "none"}')
         known = sorted({*self._voices, *self._unloaded})
         similar = difflib.get_close_matches(requested[:64], known, n=1)
-        hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
+        names = shorten(", ".join(known) or "none", 500, placeholder=" ...")
+        hint = f'did you mean "{similar[0]}"?' if similar else f"available: {names}"
         if successor := _SUCCESSORS.get(requested):
             hint = f'"{successor}" replaces it: pip install ./packages/tts-worker-voices in the clone'
         raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')

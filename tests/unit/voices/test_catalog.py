@@ -43,8 +43,12 @@ def test_unknown_voice_name_is_an_error() -> None:
         catalog.get("bobb")
     with pytest.raises(UnknownVoice, match='"zm_yunjian" replaces it: pip install'):
         catalog.get("kumo")
-    with pytest.raises(UnknownVoice, match="available: ann, bob"):
+    with pytest.raises(UnknownVoice, match=r"available: ann, bob$"):
         catalog.get("x" * 10_000)
+    catalog.add("two", "fake", info(*(f"v{number}" for number in range(100, 1_000))))
+    with pytest.raises(UnknownVoice, match=r"v140, v141, .* \.\.\.$") as raised:
+        catalog.get("x" * 10_000)
+    assert len(raised.value.message) < 700
 
 
 def test_mix_by_name_is_a_voice() -> None:
