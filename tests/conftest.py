@@ -235,14 +235,14 @@ TOGETHER = (
 )
 """Folders whose tests run in one process, which share what is expensive to make. They compute most of the time."""
 
-LONG = (
+COMPUTING = (
     "tests/features/test_deletion.py",
     "tests/integration/test_cli.py",
     "tests/unit/text/test_reading_score.py",
     "tests/integration/test_golden_chunks.py",
     "tests/unit/test_distribution.py",
 )
-"""Modules that do so, too."""
+"""Modules that compute most of the time, too."""
 
 WITHOUT_TORCH = ("torch", "tokenizers")
 """What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
@@ -363,7 +363,7 @@ def turns_of(items: Iterable[pytest.Item]) -> dict[str, float]:
     Most slow modules wait for audio in real time or for a process, so what computes is spread among them: then both
     processors have work all the time. Fast modules have no turn: they fill the gaps of the end.
     """
-    computing = (*TOGETHER, *LONG)
+    computing = (*TOGETHER, *COMPUTING)
     slow = dict.fromkeys(scope_of(item.nodeid) for item in items if is_slow(item.path))
     waiting = [scope for scope in slow if scope not in computing]
     return {scope: turn / len(scopes) for scopes in (computing, waiting) for turn, scope in enumerate(scopes)}

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.cases import each_case
-from tests.conftest import LONG, SAMPLES, SLOW, TESTS, TOGETHER, WEEKLY, is_named, load_above_cores
+from tests.conftest import COMPUTING, SAMPLES, SLOW, TESTS, TOGETHER, WEEKLY, is_named, load_above_cores
 
 ROOT = TESTS.parent
 
@@ -63,7 +63,7 @@ def test_module_of_the_command_line_is_named_and_one_of_its_folder_is_not() -> N
     assert not is_named(module, [])
 
 
-@each_case("name", [*SLOW, *WEEKLY, *(name.removeprefix("tests/") for name in (*TOGETHER, *LONG))])
+@each_case("name", [*SLOW, *WEEKLY, *(name.removeprefix("tests/") for name in (*TOGETHER, *COMPUTING))])
 def test_listed_tests_exist(name: str) -> None:
     path = TESTS / name.partition("::")[0]
     assert path.exists()

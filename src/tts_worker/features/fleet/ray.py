@@ -53,7 +53,7 @@ class Replica:
     """A worker in a process that Ray started. ``settings`` is the dump of a ``Settings``."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
-        if is_loopback(ray.util.get_node_ip_address()):
+        if is_loopback(ray.util.get_node_ip_address()):  # type: ignore[no-untyped-call]
             _bind_replica_to_loopback()
         self._worker = self.create_worker(load_settings(flags=settings))
         logging.basicConfig(level=self._worker.settings.log_level.upper())
@@ -237,5 +237,5 @@ def serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
         serve.delete(APPLICATION)
     finally:
         if settings.section(RaySettings).address is None:  # other applications may use an existing cluster
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
